@@ -1,0 +1,284 @@
+"""A bundle: the checkpoint folder that a server loads as it is, plus spectrain.json: what it belongs to.
+
+Saving is atomic, loading is strict, and neither touches a pickle, remote code or a path outside the folder.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from huggingface_hub import snapshot_download
+from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
+from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
+from torch import Tensor
+from transformers import AutoTokenizer
+
+from spectrain import interop
+from spectrain.errors import SpectrainError
+from spectrain.files import atomic_folder, file_digest, json_digest, write_json
+from spectrain.identity import (
+    DECODE_COMPONENTS,
+    TargetIdentity,
+    TokenizerIdentity,
+    compare,
+    compare_targets,
+    tokenizer_identity,
+)
+
+MANIFEST_FILE = "spectrain.json"
+ADDED_LATER = {"README.md", "acceptance.json"}
+_LIBRARIES = ("torch", "transformers", "tokenizers", "safetensors", "huggingface_hub")
+
+
+class _Record(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class TargetRecord(_Record):
+    """The target a drafter was trained for; the fields of TargetIdentity."""
+
+    name: str | None
+    revision: str | None
+    architecture: str
+    weights_digest: str
+    config_digest: str
+
+    @property
+    def identity(self) -> TargetIdentity:
+        return TargetIdentity(**self.model_dump())
+
+
+class TokenizerRecord(_Record):
+    """Digests of the tokenizer's identity; ``eos_ids`` are those given beside the tokenizer's own."""
+
+    decode_digest: str
+    traffic_digest: str
+    components: dict[str, str]
+    eos_ids: tuple[int, ...] = ()
+
+
+class Manifest(_Record):
+    """spectrain.json. ``files`` maps every other file, save those of ADDED_LATER, to its SHA-256."""
+
+    format_version: Literal[1] = 1
+    spectrain_version: str
+    checkpoint_format: str
+    drafter: dict[str, Any]
+    storage_dtype: str
+    target: TargetRecord
+    tokenizer: TokenizerRecord
+    taps: tuple[int, ...] | None
+    tap_convention: str | None
+    sampler: dict[str, Any]
+    draft_vocabulary_digest: str | None
+    recipe: dict[str, Any]
+    data_digests: dict[str, str]
+    versions: dict[str, str]
+    files: dict[str, str]
+
+    @model_validator(mode="after")
+    def _taps_have_a_convention(self) -> Manifest:
+        if (self.taps is None) != (self.tap_convention is None):
+            raise ValueError("taps and tap_convention belong together: one of them is missing")
+        return self
+
+
+@dataclass(frozen=True)
+class BundleContents:
+    """A checked bundle. ``settings`` are the checkpoint format's own; ``notes`` tell harmless differences."""
+
+    folder: Path
+    manifest: Manifest
+    config: dict[str, Any]
+    settings: Any
+    tensors: dict[str, Tensor]
+    tokenizer: Any
+    identity: TokenizerIdentity
+    notes: tuple[str, ...] = ()
+
+
+def save_bundle(
+    folder: Path | str,
+    *,
+    config: Mapping[str, Any],
+    tensors: Mapping[str, Tensor],
+    drafter: Mapping[str, Any],
+    target: TargetIdentity,
+    tokenizer: Any,
+    sampler: Mapping[str, Any],
+    recipe: Mapping[str, Any],
+    data_digests: Mapping[str, str],
+    eos_ids: Sequence[int] = (),
+) -> Manifest:
+    """Write a bundle at ``folder``, whole or not at all; an earlier bundle there is replaced.
+
+    ``config`` and ``tensors`` are a checkpoint as its interop format writes it, and are checked first;
+    ``drafter`` is the drafter's own configuration. The tokenizer is read back before the bundle appears, so
+    one that changes when saved is refused.
+    """
+    folder = Path(folder)
+    ours = not folder.exists() or (folder / MANIFEST_FILE).is_file()
+    if not ours and (not folder.is_dir() or any(folder.iterdir())):
+        raise SpectrainError(f"{folder} exists and is no bundle: choose another folder, or empty it")
+    format_ = interop.format_of_config(config, str(folder))
+    settings, tensors = format_.from_checkpoint(config, tensors, str(folder))
+    identity = tokenizer_identity(tokenizer, eos_ids)
+    with atomic_folder(folder) as partial:
+        interop.write_checkpoint(partial, config, tensors)
+        tokenizer.save_pretrained(partial)
+        comparison = compare(identity, tokenizer_identity(_load_tokenizer(partial), eos_ids))
+        if comparison.level != "identical":
+            raise SpectrainError(f"the tokenizer changes when saved: {comparison.first_difference}")
+        manifest = Manifest(
+            spectrain_version=importlib.metadata.version("spectrain"),
+            checkpoint_format=format_.NAME,
+            drafter=dict(drafter),
+            storage_dtype=_storage_dtype(tensors),
+            target=TargetRecord(**asdict(target)),
+            tokenizer=TokenizerRecord(
+                decode_digest=identity.decode_digest,
+                traffic_digest=identity.traffic_digest,
+                components=identity.digests,
+                eos_ids=tuple(eos_ids),
+            ),
+            taps=settings.taps,
+            tap_convention=None if settings.taps is None else format_.TAP_CONVENTION,
+            sampler=dict(sampler),
+            draft_vocabulary_digest=_vocabulary_digest(format_, tensors),
+            recipe=dict(recipe),
+            data_digests=dict(data_digests),
+            versions={name: importlib.metadata.version(name) for name in _LIBRARIES},
+            files={name: file_digest(partial / name) for name in sorted(interop.list_files(partial))},
+        )
+        write_json(partial / MANIFEST_FILE, manifest.model_dump(mode="json"))
+    return manifest
+
+
+def read_bundle(folder: Path | str) -> BundleContents:
+    """Read and check a whole bundle; SpectrainError names the first file, key or tensor that is wrong."""
+    folder = Path(folder)
+    manifest = read_manifest(folder)
+    interop.check_listing(folder, manifest.files, MANIFEST_FILE, ADDED_LATER)
+    config, tensors = interop.read_config(folder), interop.read_tensors(folder)
+    format_ = interop.format_of_config(config, str(folder))
+    settings, tensors = format_.from_checkpoint(config, tensors, str(folder))
+    for field, found in {
+        "checkpoint_format": format_.NAME,
+        "taps": settings.taps,
+        "tap_convention": None if settings.taps is None else format_.TAP_CONVENTION,
+        "storage_dtype": _storage_dtype(tensors),
+        "draft_vocabulary_digest": _vocabulary_digest(format_, tensors),
+    }.items():
+        if getattr(manifest, field) != found:
+            raise SpectrainError(
+                f"{folder}: {field} is {found!r} in the checkpoint, "
+                f"{getattr(manifest, field)!r} in {MANIFEST_FILE}"
+            )
+    tokenizer = _load_tokenizer(folder)
+    identity = tokenizer_identity(tokenizer, manifest.tokenizer.eos_ids)
+    notes = _check_tokenizer(folder, manifest, identity)
+    return BundleContents(folder, manifest, config, settings, tensors, tokenizer, identity, notes)
+
+
+def read_manifest(folder: Path | str) -> Manifest:
+    """Parse spectrain.json strictly; nothing else is read."""
+    path = Path(folder) / MANIFEST_FILE
+    try:
+        return Manifest.model_validate(json.loads(path.read_text(encoding="utf-8")))
+    except FileNotFoundError:
+        raise SpectrainError(f"{folder} is no bundle: it has no {MANIFEST_FILE}") from None
+    except ValidationError as error:
+        first = error.errors()[0]
+        place = ".".join(map(str, first["loc"])) or "the manifest"
+        raise SpectrainError(f"{path}: {place}: {first['msg']} (found {first['input']!r:.200})") from error
+    except ValueError as error:
+        raise SpectrainError(f"{path} is not JSON: {error}") from error
+
+
+def check_pairing(
+    bundle: BundleContents, tokenizer: TokenizerIdentity, target: TargetIdentity | None = None
+) -> tuple[str, ...]:
+    """Raise with the first difference when a bundle does not fit a target; return harmless ones as notes.
+
+    ``tokenizer`` and ``target`` are the target's identities, the former taken with the bundle's ``eos_ids``.
+    """
+    comparisons = [compare(bundle.identity, tokenizer)]
+    if target is not None:
+        comparisons.append(compare_targets(bundle.manifest.target.identity, target))
+    for comparison in comparisons:
+        if comparison.level == "different":
+            raise SpectrainError(
+                f"{bundle.folder} does not fit this target ({bundle.manifest.target.name} was its own; "
+                f"bundle against target): {comparison.first_difference}"
+            )
+    return tuple(note for comparison in comparisons for note in comparison.differences)
+
+
+def publishable(manifest: Manifest) -> str | None:
+    """Why the bundle cannot be published, or None when it can."""
+    name, revision = manifest.target.name, manifest.target.revision
+    if not name or not re.fullmatch(r"[\w-][\w.-]*(/[\w-][\w.-]*)?", name) or Path(name).exists():
+        return f"its target is {name!r}, not a Hub id; give the id and revision that others can fetch"
+    if not revision:
+        return f"its target {name} has no revision; give the commit that the drafter was trained against"
+    return None
+
+
+def name_target(folder: Path | str, name: str, revision: str) -> Manifest:
+    """Record the Hub id and revision of the target, which a bundle trained against a local folder lacks."""
+    manifest = read_manifest(folder)
+    target = manifest.target.model_copy(update={"name": name, "revision": revision})
+    manifest = manifest.model_copy(update={"target": target})
+    write_json(Path(folder) / MANIFEST_FILE, manifest.model_dump(mode="json"))
+    return manifest
+
+
+def resolve_bundle(name_or_path: str | Path, revision: str | None = None) -> Path:
+    """The folder of a bundle: a local one as it is, or a Hub id fetched at ``revision`` into the cache."""
+    path, name = Path(name_or_path), str(name_or_path)
+    if path.is_dir():
+        if revision is not None:
+            raise SpectrainError(f"{path} is a local folder: it has no revision {revision!r}")
+        return path
+    patterns = sorted(f"*{suffix}" for suffix in interop.SUFFIXES)
+    try:
+        return Path(snapshot_download(name, revision=revision, allow_patterns=patterns))
+    except HFValidationError:
+        raise SpectrainError(f"{name} is neither a folder nor a Hub id") from None
+    except (HfHubHTTPError, LocalEntryNotFoundError, OSError) as error:
+        at = f" at revision {revision}" if revision else ""
+        raise SpectrainError(f"no folder {name}, and the Hub did not give it{at}: {error}") from error
+
+
+def _load_tokenizer(folder: Path) -> Any:
+    return AutoTokenizer.from_pretrained(folder, trust_remote_code=False, local_files_only=True)
+
+
+def _storage_dtype(tensors: Mapping[str, Tensor]) -> str:
+    kinds = {
+        str(tensor.dtype).removeprefix("torch.") for tensor in tensors.values() if tensor.is_floating_point()
+    }
+    return "+".join(sorted(kinds))
+
+
+def _vocabulary_digest(format_: interop.Format, tensors: Mapping[str, Tensor]) -> str:
+    return json_digest(format_.draft_vocabulary(tensors).tolist())
+
+
+def _check_tokenizer(folder: Path, manifest: Manifest, identity: TokenizerIdentity) -> tuple[str, ...]:
+    recorded, found = manifest.tokenizer.components, identity.digests
+    differing = [name for name in found if recorded.get(name) != found[name]]
+    for name in DECODE_COMPONENTS:
+        if name in differing:
+            raise SpectrainError(
+                f"{folder}: the tokenizer's {name} is not the one the drafter was trained with: "
+                f"digest {found[name]}, {MANIFEST_FILE} says {recorded.get(name)}"
+            )
+    versions = f"written with tokenizers {manifest.versions.get('tokenizers')}"
+    return tuple(f"the tokenizer's {name} reads differently here ({versions})" for name in differing)

@@ -1,0 +1,1 @@
+"""Chats and what is made of them: rows with masks, held-out splits, features, batches."""

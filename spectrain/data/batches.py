@@ -1,0 +1,70 @@
+"""Which rows go together, and in which order: length buckets, shuffled by a seed, the same on every machine.
+
+Shapes: B rows of a batch, T positions of its longest row.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from spectrain.data.features import FeatureStore
+from spectrain.errors import SpectrainError
+from spectrain.target import FeatureBatch
+
+
+def plan_epoch(lengths: Sequence[int], tokens: int, seed: int, epoch: int) -> list[list[int]]:
+    """Row numbers of each micro-batch of an epoch: every row once, at most ``tokens`` padded tokens a batch.
+
+    Rows are shuffled, sorted by length with the shuffle breaking ties, cut, and the cuts shuffled. One row may never
+    exceed ``tokens`` alone: that is an error, not a truncation.
+    """
+    longest = max(range(len(lengths)), key=lengths.__getitem__)
+    if lengths[longest] > tokens:
+        raise SpectrainError(
+            f"row {longest} has {lengths[longest]} tokens, a micro-batch holds {tokens}; raise training.micro_batch_tokens "
+            "or lower data.max_length"
+        )
+    rng = random.Random(f"{seed}/{epoch}")
+    order = list(range(len(lengths)))
+    rng.shuffle(order)
+    # Lengths are rounded for sorting, so that rows of like length meet different companions in each epoch.
+    order.sort(key=lambda row: -(-lengths[row] // 16))
+    batches: list[list[int]] = []
+    for row in order:
+        if not batches or lengths_exceed(lengths, [*batches[-1], row], tokens):
+            batches.append([])
+        batches[-1].append(row)
+    rng.shuffle(batches)
+    return batches
+
+
+def lengths_exceed(lengths: Sequence[int], rows: Sequence[int], tokens: int) -> bool:
+    """Whether these rows, padded to the longest, take more than ``tokens``."""
+    return len(rows) * max(lengths[row] for row in rows) > tokens
+
+
+def padding_share(lengths: Sequence[int], batches: Sequence[Sequence[int]]) -> float:
+    """Share of padded positions among all positions of these batches."""
+    padded = sum(len(rows) * max(lengths[row] for row in rows) for rows in batches)
+    return 1.0 - sum(lengths[row] for rows in batches for row in rows) / padded
+
+
+def collate(store: FeatureStore, rows: Sequence[int], device: torch.device | str = "cpu") -> FeatureBatch:
+    """Read rows and pad them on the right."""
+    parts = [store.row(row) for row in rows]
+
+    def padded(name: str) -> Tensor:
+        return torch.nn.utils.rnn.pad_sequence([part[name] for part in parts], batch_first=True).to(device)
+
+    return FeatureBatch(
+        ids_BT=padded("ids"),
+        answer_BT=padded("answer"),
+        hidden_BTH=padded("hidden"),
+        taps_BTF=padded("taps"),
+        log_normaliser_BT=padded("log_normaliser"),
+        greedy_BT=padded("greedy"),
+    )

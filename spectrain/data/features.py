@@ -1,0 +1,211 @@
+"""The target's hidden states of every training row, in sharded safetensors: computed once, read every epoch.
+
+A store is keyed by everything its numbers depend on; an interrupted extraction goes on at the first missing shard.
+
+Shapes: n tokens of a shard, T tokens of a row, H hidden, F = taps x H.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+from tqdm import tqdm
+
+from spectrain.data.conversations import EncodedRow
+from spectrain.errors import SpectrainError
+from spectrain.files import atomic_file, file_digest, json_digest, write_json
+from spectrain.target import TAP_CONVENTION, Target
+
+INDEX = "index.json"
+
+
+def store_key(
+    rows: Sequence[EncodedRow], target: Target, weights_digest: str, taps: Sequence[int], dtype: str
+) -> dict[str, Any]:
+    """Everything the stored numbers depend on; two stores agree exactly when their keys do.
+
+    The rows carry the effect of template and tokenizer: they are token ids and masks.
+    """
+    return {
+        "rows": json_digest([[row.conversation, row.turn, row.ids, row.mask] for row in rows]),
+        "weights": weights_digest,
+        "compute_dtype": str(target.dtype),
+        "store_dtype": dtype,
+        "taps": list(taps),
+        "tap_convention": TAP_CONVENTION,
+        "final_state": "after the final norm",
+    }
+
+
+def extract_features(folder: Path, rows: Sequence[EncodedRow], target: Target, key: dict[str, Any], *,
+                     shard_tokens: int = 16384, progress: bool = True) -> FeatureStore:  # fmt: skip
+    """Fill ``folder`` with the features of ``rows`` and open it. Shards that are there already are kept.
+
+    A folder made with another key is an error: it belongs to other data or another target.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    if (folder / INDEX).exists():
+        return FeatureStore(folder, key)
+    target.tap(key["taps"])
+    shards, bar = (
+        _plan(rows, shard_tokens),
+        tqdm(total=sum(len(r.ids) for r in rows), unit="tok", desc="features", disable=not progress),
+    )
+    names = []
+    for number, members in enumerate(shards):
+        path = folder / f"shard-{number:05d}.safetensors"
+        digest = json_digest(key)
+        if not _is_shard_of(path, digest):
+            with atomic_file(path) as partial:
+                save_file(
+                    _shard(rows, members, target, key["store_dtype"], bar), partial, metadata={"key": digest}
+                )
+        else:
+            bar.update(sum(len(rows[i].ids) for i in members))
+        names.append(
+            {
+                "file": path.name,
+                "rows": members,
+                "lengths": [len(rows[i].ids) for i in members],
+                "sha256": file_digest(path),
+            }
+        )
+    bar.close()
+    write_json(folder / INDEX, {"key": key, "shards": names})
+    return FeatureStore(folder, key)
+
+
+def _plan(rows: Sequence[EncodedRow], shard_tokens: int) -> list[list[int]]:
+    """Row numbers by shard; rows of like length lie together so that their forward wastes little padding."""
+    shards: list[list[int]] = []
+    room = 0
+    for i in sorted(range(len(rows)), key=lambda i: (len(rows[i].ids), i)):
+        if room < len(rows[i].ids) or not shards:
+            shards.append([])
+            room = shard_tokens
+        shards[-1].append(i)
+        room -= len(rows[i].ids)
+    return shards
+
+
+def _is_shard_of(path: Path, digest: str) -> bool:
+    if not path.exists():
+        return False
+    try:
+        with safe_open(path, "pt") as file:
+            found = (file.metadata() or {}).get("key")
+    except SafetensorError as error:
+        raise SpectrainError(
+            f"feature shard {path} is damaged ({error}); delete the file and run again"
+        ) from error
+    if found != digest:
+        raise SpectrainError(
+            f"feature shard {path} was made from other rows, another target or other settings; "
+            "delete its folder, or choose another output"
+        )
+    return True
+
+
+def _shard(rows: Sequence[EncodedRow], members: list[int], target: Target, dtype: str, bar: Any,
+           batch_tokens: int = 2048) -> dict[str, Tensor]:  # fmt: skip
+    """Tensors of one shard, rows one after the other."""
+    parts: dict[str, list[Tensor]] = {
+        name: [] for name in ("ids", "answer", "hidden", "taps", "log_normaliser", "greedy")
+    }
+    start = 0
+    while start < len(members):
+        # Ascending lengths: the last row of a batch is its widest.
+        stop = start + 1
+        while stop < len(members) and len(rows[members[stop]].ids) * (stop + 1 - start) <= batch_tokens:
+            stop += 1
+        batch = [rows[i] for i in members[start:stop]]
+        for name, value in _row_features(batch, target, getattr(torch, dtype)).items():
+            parts[name].extend(value)
+        bar.update(sum(len(row.ids) for row in batch))
+        start = stop
+    return {name: torch.cat(values).contiguous() for name, values in parts.items()}
+
+
+@torch.inference_mode()
+def _row_features(batch: Sequence[EncodedRow], target: Target, dtype: torch.dtype) -> dict[str, list[Tensor]]:
+    """Per row: ids, answer mask, features, and the law's normaliser and argmax where the next token is an answer's."""
+    lengths = [len(row.ids) for row in batch]
+    ids_BT = torch.zeros(len(batch), max(lengths), dtype=torch.long)
+    for i, row in enumerate(batch):
+        ids_BT[i, : lengths[i]] = torch.tensor(row.ids)
+    # Right padding needs no mask: causal attention never looks at what comes later.
+    features = target.forward(ids_BT.to(target.device))
+    out: dict[str, list[Tensor]] = {
+        name: [] for name in ("ids", "answer", "hidden", "taps", "log_normaliser", "greedy")
+    }
+    for i, row in enumerate(batch):
+        answer_T = torch.tensor(row.mask, dtype=torch.bool)
+        hidden_TH = features.hidden_BTH[i, : lengths[i]]
+        log_normaliser_T, greedy_T = torch.zeros(lengths[i]), torch.zeros(lengths[i], dtype=torch.long)
+        (wanted,) = answer_T[1:].nonzero(as_tuple=True)
+        for part in wanted.split(256):
+            logits = target.logits(hidden_TH[part.to(target.device)]).float()
+            log_normaliser_T[part] = logits.logsumexp(-1).cpu()
+            greedy_T[part] = logits.argmax(-1).cpu()
+        out["ids"].append(ids_BT[i, : lengths[i]])
+        out["answer"].append(answer_T)
+        out["hidden"].append(hidden_TH.to(dtype).cpu())
+        out["taps"].append(features.taps_BTF[i, : lengths[i]].to(dtype).cpu())
+        out["log_normaliser"].append(log_normaliser_T)
+        out["greedy"].append(greedy_T)
+    return out
+
+
+class FeatureStore:
+    """Rows of features by number, memory-mapped. Opening checks the key and every shard's digest."""
+
+    def __init__(self, folder: Path, key: dict[str, Any]) -> None:
+        index = json.loads((folder / INDEX).read_text(encoding="utf-8"))
+        for name, wanted in key.items():
+            if index["key"].get(name) != wanted:
+                raise SpectrainError(
+                    f"feature store {folder} was made with {name} = {index['key'].get(name)!r}, this run has {wanted!r}; "
+                    "delete the folder, or choose another output"
+                )
+        self.folder = folder
+        self._places: dict[int, tuple[str, int, int]] = {}
+        for shard in index["shards"]:
+            path = folder / shard["file"]
+            if not path.exists() or file_digest(path) != shard["sha256"]:
+                raise SpectrainError(
+                    f"feature shard {path} is {'damaged' if path.exists() else 'missing'}; delete {folder / INDEX} and that "
+                    "shard, and run again: the others are kept"
+                )
+            start = 0
+            for row, length in zip(shard["rows"], shard["lengths"], strict=True):
+                self._places[row] = (shard["file"], start, start + length)
+                start += length
+        self._open: dict[str, Any] = {}
+
+    def __len__(self) -> int:
+        return len(self._places)
+
+    def length(self, row: int) -> int:
+        """Tokens of a row."""
+        _, start, stop = self._places[row]
+        return stop - start
+
+    def bytes_per_token(self) -> float:
+        """Stored bytes per token."""
+        size = sum(path.stat().st_size for path in self.folder.glob("*.safetensors"))
+        return size / sum(stop - start for _, start, stop in self._places.values())
+
+    def row(self, row: int) -> dict[str, Tensor]:
+        """The tensors of one row: ids, answer, hidden [T, H], taps [T, F], log_normaliser, greedy."""
+        name, start, stop = self._places[row]
+        if name not in self._open:
+            self._open[name] = safe_open(self.folder / name, "pt").__enter__()
+        file = self._open[name]
+        return {key: file.get_slice(key)[start:stop] for key in file.keys()}  # noqa: SIM118 (not a dict)

@@ -1,0 +1,216 @@
+"""Held-out conversations: splitting without leaks, and checking that a given split has none."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import unicodedata
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from math import floor
+
+import numpy as np
+
+from spectrain.data.conversations import Conversation
+from spectrain.errors import SpectrainError
+from spectrain.files import json_digest
+
+WORDS_PER_SHINGLE = 3
+# Scripts without spaces count by character, else a whole sentence would be one word.
+_WORD = re.compile(r"[\u3040-\u30ff\u3400-\u9fff]|[^\s\u3040-\u30ff\u3400-\u9fff]+")
+
+
+@dataclass(frozen=True)
+class NearDuplicate:
+    heldout: str  # conversation ids
+    train: str
+    similarity: float  # Jaccard, of shingles of three words
+
+
+@dataclass(frozen=True)
+class LeakReport:
+    """What the check found that is no error: held-out conversations that resemble one in training."""
+
+    train: int
+    heldout: int
+    threshold: float
+    near_duplicates: tuple[NearDuplicate, ...]  # at most one for each held-out conversation
+
+    def __str__(self) -> str:
+        return (
+            f"{len(self.near_duplicates)} of {self.heldout} held-out conversations have a near-duplicate "
+            f"among {self.train} in training (word-shingle similarity of at least {self.threshold:g})"
+        )
+
+
+@dataclass(frozen=True)
+class Split:
+    train: list[Conversation]
+    heldout: list[Conversation]
+
+
+def normalised(conversation: Conversation) -> str:
+    """The user turns without case, punctuation and spacing: what makes two conversations the same."""
+    text = "\n".join(message.content for message in conversation.messages if message.role == "user")
+    text = unicodedata.normalize("NFKC", text).casefold()
+    # Punctuation, separators and control characters go; symbols such as + and < stay, for they carry meaning.
+    words = "".join(" " if unicodedata.category(c)[0] in "PZC" else c for c in text).split()
+    return " ".join(words) or text.strip()  # a text of punctuation alone stands for itself
+
+
+def conversations_digest(conversations: Sequence[Conversation]) -> str:
+    """SHA-256 of a set of conversations, in hex; their order does not matter."""
+    return json_digest(sorted(_digest(conversation) for conversation in conversations))
+
+
+def _digest(conversation: Conversation) -> str:
+    messages = [message.turn for message in conversation.messages]
+    labels = [conversation.id, conversation.kind, conversation.template, conversation.slots]
+    return json_digest([labels, messages, conversation.prompt_ids, conversation.answer_ids])
+
+
+def check_leaks(
+    train: Sequence[Conversation], heldout: Sequence[Conversation], threshold: float = 0.7
+) -> LeakReport:
+    """Refuse a split in which a held-out conversation has the user turns, or the template and slots, of one
+    in training (SpectrainError naming both); list those that merely resemble one (Jaccard ≥ ``threshold``).
+    """
+    seen = {key: conversation.id for conversation in reversed(train) for key in _keys(conversation)}
+    leaks = [(held.id, seen[key], key) for held in heldout for key in _keys(held) if key in seen]
+    if leaks:
+        shown = "; ".join(f"{held!r} and {trained!r} ({_why(key)})" for held, trained, key in leaks[:5])
+        more = f"; and {len(leaks) - 5} more" if len(leaks) > 5 else ""
+        raise SpectrainError(
+            f"held-out conversations are also in training: {shown}{more}; "
+            "remove one of each pair, or let split_conversations make the split"
+        )
+    return LeakReport(len(train), len(heldout), threshold, tuple(_near_duplicates(train, heldout, threshold)))
+
+
+def _keys(conversation: Conversation) -> Iterator[tuple[str, str]]:
+    """What two conversations must not share across a split."""
+    yield "text", normalised(conversation)
+    if conversation.template is not None and conversation.slots is not None:
+        yield "slots", json_digest([conversation.kind, conversation.template, conversation.slots])
+
+
+def _why(key: tuple[str, str]) -> str:
+    return {"text": "same user turns", "slots": "same template and slots"}[key[0]]
+
+
+def _shingles(conversation: Conversation) -> frozenset[str]:
+    words = _WORD.findall(normalised(conversation))
+    last = max(1, len(words) - WORDS_PER_SHINGLE + 1)
+    return frozenset(" ".join(words[i : i + WORDS_PER_SHINGLE]) for i in range(last))
+
+
+def _near_duplicates(
+    train: Sequence[Conversation], heldout: Sequence[Conversation], threshold: float
+) -> Iterator[NearDuplicate]:
+    """For each held-out conversation the most similar one in training, where it is similar enough."""
+    index: defaultdict[str, list[int]] = defaultdict(list)
+    sizes = np.zeros(len(train), dtype=np.int64)
+    for i, conversation in enumerate(train):
+        shingles = _shingles(conversation)
+        sizes[i] = len(shingles)
+        for shingle in shingles:
+            index[shingle].append(i)
+    postings = {shingle: np.array(rows) for shingle, rows in index.items()}
+    for conversation in heldout:
+        own = _shingles(conversation)
+        hits = [postings[shingle] for shingle in own if shingle in postings]
+        if not hits:
+            continue
+        shared = np.bincount(np.concatenate(hits), minlength=len(train))
+        similarity = shared / (len(own) + sizes - shared)
+        best = int(similarity.argmax())
+        if similarity[best] >= threshold:
+            yield NearDuplicate(conversation.id, train[best].id, float(similarity[best]))
+
+
+def split_conversations(
+    conversations: Sequence[Conversation],
+    *,
+    heldout_fraction: float | None = None,
+    heldout_count: int | None = None,
+    seed: int = 0,
+) -> Split:
+    """Split by conversation, every kind in proportion. Give the held-out part as a fraction or as a count.
+
+    Conversations that share their user turns, or template and slots, stay on one side, and ``check_leaks``
+    passes; where such a group does not fit, the held-out part is smaller than asked. The same conversations
+    in any order give the same split. A part that would be empty is a SpectrainError.
+    """
+    wanted = _wanted(len(conversations), heldout_fraction, heldout_count)
+    by_kind: defaultdict[str, list[list[Conversation]]] = defaultdict(list)
+    for group in _groups(conversations):
+        by_kind[min(group, key=lambda conversation: conversation.id).kind].append(group)
+    quotas = _shares({kind: sum(map(len, groups)) for kind, groups in by_kind.items()}, wanted)
+    heldout: set[str] = set()
+    for kind, groups in by_kind.items():
+        room = quotas[kind]
+        for group in sorted(groups, key=lambda group: _draw(group, seed)):
+            if len(group) <= room:
+                room -= len(group)
+                heldout.update(conversation.id for conversation in group)
+    parts = Split(
+        [conversation for conversation in conversations if conversation.id not in heldout],
+        [conversation for conversation in conversations if conversation.id in heldout],
+    )
+    if not parts.train or not parts.heldout:
+        raise SpectrainError(
+            f"{len(conversations)} conversations leave {len(parts.train)} to train on and "
+            f"{len(parts.heldout)} held out (asked for {wanted}); both need one, and duplicates stay together"
+        )
+    return parts
+
+
+def _wanted(total: int, fraction: float | None, count: int | None) -> int:
+    if (fraction is None) == (count is None):
+        raise SpectrainError("give either heldout_fraction or heldout_count")
+    if fraction is not None and not 0 < fraction < 1:
+        raise SpectrainError(f"heldout_fraction is {fraction}, expected a number between 0 and 1")
+    wanted = count if count is not None else max(1, round((fraction or 0) * total))
+    if not 0 < wanted < total:
+        raise SpectrainError(
+            f"cannot hold out {wanted} of {total} conversations; both parts need at least one"
+        )
+    return wanted
+
+
+def _groups(conversations: Sequence[Conversation]) -> list[list[Conversation]]:
+    """Conversations that share a key, directly or through others (union-find over their positions)."""
+    parent = list(range(len(conversations)))
+
+    def root(i: int) -> int:
+        while parent[i] != i:
+            parent[i] = parent[parent[i]]
+            i = parent[i]
+        return i
+
+    first: dict[tuple[str, str], int] = {}
+    for i, conversation in enumerate(conversations):
+        for key in _keys(conversation):
+            parent[root(i)] = root(first.setdefault(key, i))
+    groups: defaultdict[int, list[Conversation]] = defaultdict(list)
+    for i, conversation in enumerate(conversations):
+        groups[root(i)].append(conversation)
+    return list(groups.values())
+
+
+def _draw(group: Sequence[Conversation], seed: int) -> str:
+    """A pseudo-random place in the order, from the ids and the seed alone."""
+    name = min(conversation.id for conversation in group)
+    return hashlib.sha256(f"{seed}:{name}".encode()).hexdigest()
+
+
+def _shares(sizes: dict[str, int], wanted: int) -> dict[str, int]:
+    """``wanted`` in proportion to ``sizes``, by largest remainder (ties by name)."""
+    total = sum(sizes.values())
+    exact = {kind: wanted * size / total for kind, size in sizes.items()}
+    shares = {kind: floor(share) for kind, share in exact.items()}
+    ranked = sorted(exact, key=lambda kind: (shares[kind] - exact[kind], kind))
+    for kind in ranked[: wanted - sum(shares.values())]:
+        shares[kind] += 1
+    return shares

@@ -1,0 +1,74 @@
+"""Prompt lookup: propose what followed the latest earlier occurrence of the longest matching suffix.
+
+Costs no training and no device time; the baseline every trained drafter has to beat. (Prompt lookup decoding, Saxena
+2023; the same idea as LLMA, 2304.04487.) Its proposals are point masses.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from spectrain.drafters.base import Drafter, DrafterConfig, Proposal
+from spectrain.exact.sampler import Sampler
+from spectrain.target import Features
+
+
+class NgramConfig(DrafterConfig):
+    """Settings of the prompt-lookup drafter."""
+
+    type: Literal["ngram"] = "ngram"
+    longest: int = Field(8, ge=1, description="longest suffix to look for, in tokens")
+    shortest: int = Field(1, ge=1, description="shortest suffix worth a proposal, in tokens")
+
+    @property
+    def trainable(self) -> bool:
+        return False
+
+
+@dataclass
+class NgramState:
+    """The committed tokens, and for every n-gram that has a follower the index of its latest one."""
+
+    ids: list[int] = field(default_factory=list)
+    follower: dict[tuple[int, ...], int] = field(default_factory=dict)
+
+
+class NgramDrafter(Drafter):
+    """Looks the longest suffix up in the request's own tokens."""
+
+    def __init__(self, config: NgramConfig) -> None:
+        self.config: NgramConfig = config
+
+    def start(self) -> NgramState:
+        return NgramState()
+
+    def observe(self, state: NgramState, ids: Sequence[int], features: Features) -> None:
+        for token in ids:
+            here = len(state.ids)
+            for n in range(self.config.shortest, min(self.config.longest, here) + 1):
+                state.follower[tuple(state.ids[here - n :])] = here
+            state.ids.append(token)
+
+    def propose(self, state: NgramState, sampler: Sampler, length: int, uniforms_K: Tensor) -> Proposal:
+        source = self._lookup(state)
+        tokens: list[int] = []
+        if source is not None:
+            # A match that runs into the end goes on through the proposal itself, so a repetition keeps repeating.
+            text = state.ids
+            for offset in range(length):
+                at = source + offset
+                tokens.append(text[at] if at < len(text) else tokens[at - len(text)])
+        return Proposal(torch.tensor(tokens, dtype=torch.long), None)
+
+    def _lookup(self, state: NgramState) -> int | None:
+        for n in range(min(self.config.longest, len(state.ids)), self.config.shortest - 1, -1):
+            found = state.follower.get(tuple(state.ids[len(state.ids) - n :]))
+            if found is not None:
+                return found
+        return None

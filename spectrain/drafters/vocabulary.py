@@ -1,0 +1,32 @@
+"""Reduced draft vocabularies: which target ids a drafter's head can name, and the offset form that servers read.
+
+Shapes: D draft vocabulary, V target vocabulary.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from spectrain.errors import SpectrainError
+
+
+def draft_vocabulary(counts_V: Tensor, size: int, tokenizer_size: int) -> Tensor:
+    """Target ids [D], ascending: the ``size`` most frequent answer tokens, ties and unseen ids lowest id first.
+
+    ``counts_V`` counts answer tokens of the training rows; ids at ``tokenizer_size`` or above do not exist.
+    """
+    if size > tokenizer_size:
+        raise SpectrainError(
+            f"draft_vocab_size {size} exceeds the tokenizer's {tokenizer_size} ids; lower drafter.draft_vocab_size"
+        )
+    counts = torch.zeros(tokenizer_size, dtype=torch.long)
+    seen = counts_V[:tokenizer_size].cpu()
+    counts[: len(seen)] = seen
+    by_frequency = torch.sort(counts, descending=True, stable=True).indices
+    return by_frequency[:size].sort().values
+
+
+def target_ids(d2t_D: Tensor) -> Tensor:
+    """Column -> target id from the stored offsets: target_id = column + d2t[column]."""
+    return torch.arange(d2t_D.numel(), device=d2t_D.device) + d2t_D

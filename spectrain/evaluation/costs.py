@@ -1,0 +1,87 @@
+"""The cost model beside the clock: speedup = τ / (k·c + v + o), costs in plain decoding steps (exact/cost).
+
+c is drafting a token, v verifying a round, o what a round costs besides. They come from the parts' clocks and
+the speedup from the whole's, so their difference is the time that no part accounts for. The same costs with
+the survival curve predict smaller k; where such a k was measured too, the prediction stands beside it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from spectrain.evaluation.samples import PLAIN, Sample
+from spectrain.exact.cost import expected_tokens_from_survival
+
+
+def cost_block(block: dict[str, Any], own: Sequence[Sample], *, plain_step_s: float) -> dict[str, Any]:
+    """Costs, break-even and predictions of one contender.
+
+    Args:
+        block: its numbers, with ``seconds``, ``tokens_per_round``, ``speedup`` and ``marginal_survival``.
+        own: its samples.
+        plain_step_s: seconds of plain decoding per token, prefill excluded, on the same conversations.
+    """
+    proposed = [p for sample in own for p, _, _, _ in sample.rounds]
+    per_round = {
+        part: block["seconds"][part] / len(proposed) / plain_step_s
+        for part in ("draft", "verify", "overhead")
+    }
+    round_cost = sum(per_round.values())
+    predicted = block["tokens_per_round"]["value"] / round_cost
+    measured = block["speedup"]["decode"]["value"]
+    by_k = _by_k(block, proposed, per_round)
+    best = max(by_k, key=lambda row: row["speedup"], default=None)
+    return {
+        "plain_step_ms": plain_step_s * 1e3,
+        "proposed_per_round": sum(proposed) / len(proposed),
+        "draft_cost_per_token": per_round["draft"] * len(proposed) / sum(proposed) if any(proposed) else None,
+        "draft_cost_per_round": per_round["draft"],
+        "verify_cost_per_round": per_round["verify"],
+        "overhead_cost_per_round": per_round["overhead"],
+        "break_even_tokens_per_round": round_cost,
+        "predicted_speedup": predicted,
+        "measured_speedup": measured,
+        "relative_difference": predicted / measured - 1,
+        "by_k": by_k,
+        "best_k": best["k"] if best and best["speedup"] > 1 else 0,
+        "from_sibling": None,
+    }
+
+
+def _by_k(
+    block: dict[str, Any], proposed: Sequence[int], per_round: dict[str, float]
+) -> list[dict[str, Any]]:
+    """Predictions for every k up to the one measured; v and o are taken to be what they are at that k."""
+    survival = [row["rate"] for row in block["marginal_survival"] if row["rate"] is not None]
+    drafted = max(sum(proposed), 1)
+    rows = []
+    for k in range(1, len(survival) + 1):
+        tokens = float(expected_tokens_from_survival(survival[:k]))
+        draft = per_round["draft"] * sum(min(p, k) for p in proposed) / drafted
+        cost = draft + per_round["verify"] + per_round["overhead"]
+        rows.append({"k": k, "tokens_per_round": tokens, "speedup": tokens / cost})
+    return rows
+
+
+def add_predictions_from_siblings(contenders: Sequence[dict[str, Any]]) -> None:
+    """Fill ``cost.from_sibling``: what the drafter's largest measured k predicts for each smaller one."""
+    for contender in contenders:
+        siblings = [c for c in contenders if c["drafter"] == contender["drafter"] and c["k"] > contender["k"]]
+        if contender["contender"] == PLAIN or not siblings:
+            continue
+        largest = max(siblings, key=lambda c: c["k"])
+        _predict(contender["pooled"], contender["k"], largest["contender"], largest["pooled"])
+        for kind, block in contender["by_kind"].items():
+            _predict(block, contender["k"], largest["contender"], largest["by_kind"][kind])
+
+
+def _predict(block: dict[str, Any], k: int, name: str, sibling: dict[str, Any]) -> None:
+    row = next((row for row in sibling["cost"]["by_k"] if row["k"] == k), None)
+    if row is not None:
+        block["cost"]["from_sibling"] = {
+            "contender": name,
+            "tokens_per_round": row["tokens_per_round"],
+            "speedup": row["speedup"],
+            "relative_difference": row["speedup"] / block["speedup"]["decode"]["value"] - 1,
+        }

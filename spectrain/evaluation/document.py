@@ -1,0 +1,166 @@
+"""The acceptance document: its schema, and reading it with every needed key checked."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from spectrain.errors import SpectrainError
+
+SCHEMA = "spectrain.acceptance/1"
+
+# Shape of the document as far as the report needs it. None is any value; a list has one shape for all its
+# items; "*" stands for every key of an object; a key that ends in "?" must be there but may be null.
+_INTERVAL = {"value": None, "low": None, "high": None}
+_SPEEDUP = {"decode": _INTERVAL, "total": _INTERVAL}
+_COST = {
+    "proposed_per_round": None,
+    "draft_cost_per_token": None,
+    "draft_cost_per_round": None,
+    "verify_cost_per_round": None,
+    "overhead_cost_per_round": None,
+    "break_even_tokens_per_round": None,
+    "predicted_speedup": None,
+    "measured_speedup": None,
+    "relative_difference": None,
+    "by_k": [{"k": None, "tokens_per_round": None, "speedup": None}],
+    "best_k": None,
+    "from_sibling?": {"contender": None, "speedup": None, "relative_difference": None},
+}
+_NUMBERS = {
+    "conversations": None,
+    "rounds": None,
+    "clipped_rounds": None,
+    "tokens": None,
+    "new_tokens": None,
+    "tokens_per_round": _INTERVAL,
+    "tokens_per_full_round": None,
+    "accepted_prefix": {"mean": None, "histogram": [None]},
+    "marginal_survival": [{"position": None, "rate": None, "accepted": None, "rounds": None}],
+    "conditional_acceptance": [{"position": None, "rate": None, "accepted": None, "proposed": None}],
+    "seconds": dict.fromkeys(("prefill", "draft", "verify", "overhead", "unaccounted", "total")),
+    "tokens_per_second": _INTERVAL,
+    "decode_tokens_per_second": _INTERVAL,
+    "accepted_draft_tokens_per_second": _INTERVAL,
+    "latency_ms": dict.fromkeys(("token_p50", "token_p95", "prefill_p50", "prefill_p95")),
+    "speedup?": _SPEEDUP,
+    "cost?": _COST,
+}
+_VERDICT = {
+    "decision": None,
+    "contender": None,
+    "k": None,
+    "reason": None,
+    "best?": {
+        "contender": None,
+        "k": None,
+        "conversations": None,
+        "tokens_per_round": _INTERVAL,
+        "decode_speedup": _INTERVAL,
+        "total_speedup": _INTERVAL,
+    },
+    "conversations_needed": None,
+}
+_EXACTNESS = {
+    "contender": None,
+    "compared": None,
+    "equal": None,
+    "near_ties": None,
+    "unexplained": None,
+    "near_tie_gap": None,
+    "differences": [{"conversation": None, "kind": None, "position": None, "logit_gap": None}],
+}
+_DOCUMENT = {
+    "schema": None,
+    "context": {
+        "target": {"name": None},
+        "drafter": {"name": None},
+        "traffic": {"name": None, "digest": None, "conversations": None},
+        "device": {"name": None, "threads": None, "dtype": None},
+        "versions": {"*": None},
+    },
+    "statistics": {"confidence": None, "resamples": None, "seed": None},
+    "teacher_forced": [{"temperature": None, "kind": None, "depth": None, "alpha": None}],
+    "samplers": [
+        {
+            "name": None,
+            "sampler": {"temperature": None},
+            "conversations": None,
+            "kinds": [None],
+            "contenders": [
+                {
+                    "contender": None,
+                    "drafter": None,
+                    "k": None,
+                    "pooled": _NUMBERS,
+                    "by_kind": {"*": _NUMBERS},
+                }
+            ],
+            "exactness": [_EXACTNESS],
+            "verdict": {"overall": _VERDICT, "by_kind": {"*": _VERDICT}},
+        }
+    ],
+}
+
+
+def read_document(path: Path | str) -> dict[str, Any]:
+    """Read and check an acceptance document.
+
+    Raises:
+        SpectrainError: no such file, not JSON, another schema, or a missing key (named by its path).
+    """
+    path = Path(path)
+    try:
+        document = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise SpectrainError(
+            f"{path}: cannot be read ({error.strerror}); expected an acceptance document"
+        ) from error
+    except ValueError as error:
+        raise SpectrainError(f"{path}: not JSON ({error}); expected an acceptance document") from error
+    try:
+        check_document(document)
+    except SpectrainError as error:
+        raise SpectrainError(f"{path}: {error}") from error
+    return document
+
+
+def check_document(document: Any) -> None:
+    """Raise ``SpectrainError`` unless ``document`` has this schema and every key the report needs."""
+    found = document.get("schema") if isinstance(document, dict) else None
+    if found != SCHEMA:
+        raise SpectrainError(
+            f"schema is {found!r}, expected {SCHEMA!r}; summarise the raw samples with this version"
+        )
+    _check(document, _DOCUMENT, "")
+    if not document["samplers"]:
+        raise SpectrainError("samplers is empty; expected at least one measured sampler")
+
+
+def _check(value: Any, shape: Any, path: str) -> None:
+    if shape is None:
+        return
+    expected = type(shape)
+    if not isinstance(value, expected):
+        kind = "an object" if expected is dict else "a list"
+        raise SpectrainError(f"{path} is {type(value).__name__}, expected {kind}")
+    if isinstance(shape, list):
+        for index, item in enumerate(value):
+            _check(item, shape[0], f"{path}[{index}]")
+        return
+    for key, inner in shape.items():
+        if key == "*":
+            for name, item in value.items():
+                _check(item, inner, f"{path}.{name}")
+        else:
+            _check_key(value, key, inner, path)
+
+
+def _check_key(value: dict[str, Any], key: str, shape: Any, path: str) -> None:
+    name = key.removesuffix("?")
+    here = f"{path}.{name}".removeprefix(".")
+    if name not in value:
+        raise SpectrainError(f"key {here} is missing; summarise the raw samples with this version")
+    if value[name] is not None or not key.endswith("?"):
+        _check(value[name], shape, here)

@@ -1,0 +1,115 @@
+"""Raw acceptance samples → one JSON document; the report, the plots and the cards are made from it alone.
+
+Every number of the document says what it counts: *accepted prefix lengths* are accepted draft tokens without
+repair or bonus; *tokens per round* (τ) are committed tokens with them, clipped at EOS and budget. Rates are
+pooled (sums over sums, never means of rates); intervals resample whole conversations, and comparisons with
+plain decoding resample the same conversations on both sides.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from spectrain.errors import SpectrainError
+from spectrain.evaluation.blocks import STATISTICS, number_block
+from spectrain.evaluation.costs import add_predictions_from_siblings
+from spectrain.evaluation.document import SCHEMA, check_document
+from spectrain.evaluation.samples import Contender, group_by_sampler
+from spectrain.evaluation.verdict import exactness_block, verdict_block
+from spectrain.exact.sampler import Sampler
+
+CONTEXT = {
+    "target": ("name",),
+    "drafter": ("name",),
+    "traffic": ("name", "digest", "conversations"),
+    "device": ("name", "threads", "dtype"),
+    "versions": (),
+}
+
+
+def summarise(samples: Iterable[Mapping[str, Any]], *, context: Mapping[str, Any]) -> dict[str, Any]:
+    """Make the acceptance document from raw samples.
+
+    Args:
+        samples: JSON objects as ``evaluation/acceptance.py`` writes them, one for each conversation,
+            contender and sampler (see ``Sample``).
+        context: what was measured, and how: ``target``, ``drafter``, ``traffic``, ``device``, ``versions``
+            (see ``CONTEXT`` for their keys), any other JSON value, optionally ``teacher_forced``: a list of
+            {temperature, kind, depth, alpha, coverage, positions}.
+
+    Returns:
+        A JSON object: ``schema``, ``context``, ``statistics``, ``teacher_forced``, ``samplers``.
+
+    Raises:
+        SpectrainError: malformed samples, missing context, or numbers that contradict one another: rounds
+            that commit other than accepted + 1 tokens without being clipped, or a speedup above τ.
+    """
+    _check_context(context)
+    samplers = [_sampler_block(sampler, group, context) for sampler, group in group_by_sampler(samples)]
+    document = {
+        "schema": SCHEMA,
+        "context": {key: copy.deepcopy(value) for key, value in context.items() if key != "teacher_forced"},
+        "statistics": dict(STATISTICS),
+        "teacher_forced": copy.deepcopy(list(context.get("teacher_forced") or [])),
+        "samplers": samplers,
+    }
+    check_document(document)
+    return document
+
+
+def _check_context(context: Mapping[str, Any]) -> None:
+    for section, keys in CONTEXT.items():
+        if not isinstance(context.get(section), Mapping):
+            raise SpectrainError(
+                f"summary context: {section!r} is missing; expected an object with {keys or 'names'}"
+            )
+        for key in keys:
+            if key not in context[section]:
+                raise SpectrainError(f"summary context: {section}.{key} is missing")
+
+
+def _sampler_block(
+    sampler: dict[str, Any], group: list[Contender], context: Mapping[str, Any]
+) -> dict[str, Any]:
+    plain = group[0]
+    kinds = sorted({sample.kind for sample in plain.samples})
+    contenders = [_contender_block(contender, plain, kinds) for contender in group]
+    add_predictions_from_siblings(contenders)
+    described = Sampler(**sampler)
+    exactness = [
+        exactness_block(c.name, c.samples, str(context["device"]["dtype"]))
+        for c in group[1:]
+        if described.greedy
+    ]
+    inexact = {block["contender"] for block in exactness if block["unexplained"]}
+    return {
+        "name": described.describe(),
+        "sampler": sampler,
+        "conversations": len({sample.conversation for sample in plain.samples}),
+        "kinds": kinds,
+        "contenders": contenders,
+        "exactness": exactness,
+        "verdict": {
+            "overall": verdict_block([(c, c["pooled"]) for c in contenders[1:]], inexact),
+            "by_kind": {
+                kind: verdict_block([(c, c["by_kind"][kind]) for c in contenders[1:]], inexact)
+                for kind in kinds
+            },
+        },
+    }
+
+
+def _contender_block(contender: Contender, plain: Contender, kinds: Sequence[str]) -> dict[str, Any]:
+    def block(kind: str | None) -> dict[str, Any]:
+        chosen = [[s for s in c.samples if kind in (None, s.kind)] for c in (contender, plain)]
+        return number_block(contender.name, kind, *chosen)
+
+    return {
+        "contender": contender.name,
+        "drafter": contender.drafter,
+        "k": contender.k,
+        "pooled": block(None),
+        "by_kind": {kind: block(kind) for kind in kinds},
+    }

@@ -1,0 +1,157 @@
+"""What the report says in words: the verdict as a sentence, every number's meaning, how numbers look.
+
+A missing number is a dash.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+DASH = "–"
+
+DEFINITIONS = (
+    (
+        "tokens per round (τ)",
+        "Committed tokens of a round, with the target's own repair or bonus token, clipped at the end of "
+        "the answer and at the token budget.",
+    ),
+    (
+        "accepted prefix length",
+        "Accepted draft tokens of a full round, without repair or bonus. Full rounds are those that "
+        "neither end of answer nor budget has clipped; there, the mean plus 1 equals tokens per round.",
+    ),
+    (
+        "marginal survival",
+        "P(first i draft tokens accepted): over all full rounds, whether or not they proposed i.",
+    ),
+    (
+        "conditional acceptance",
+        "P(i-th accepted | first i−1 accepted): over full rounds that accepted "
+        "those and proposed an i-th token.",
+    ),
+    (
+        "decode speedup",
+        "Plain decoding's seconds per committed token divided by the contender's, prefill left out, on "
+        "the same conversations.",
+    ),
+    (
+        "speedup with prefill",
+        "The same with everything from the prompt to the last token, divided by all new tokens.",
+    ),
+    (
+        "tokens/s",
+        "All new tokens divided by all seconds, prefill included. A rate of sums, not a mean of rates.",
+    ),
+    (
+        "accepted draft tokens/s",
+        "Draft tokens that reached the answer, divided by all seconds.",
+    ),
+    (
+        "ms per token",
+        "Median and 95th percentile over answers of an answer's decode time divided by its tokens.",
+    ),
+    (
+        "c, v, o",
+        "Draft seconds per proposed token, verification seconds per round and other seconds per round, "
+        "all divided by the seconds of one plain decoding step.",
+    ),
+    (
+        "break-even τ",
+        "Tokens per round at which a round costs what plain decoding of as many tokens costs: k·c + v + o.",
+    ),
+    (
+        "predicted speedup",
+        "τ ÷ (k·c + v + o), with the mean number of proposed tokens as k. Its difference from the "
+        "measured one is time that no part accounts for. For smaller k: 1 + Σ survival up to k, at the "
+        "same c, v and o.",
+    ),
+    (
+        "verdict",
+        "On when the decode speedup of the fastest contender has an interval above 1 over at least 6 "
+        "conversations and its greedy output (near ties apart) is plain decoding's; otherwise off. The "
+        "fastest of several is chosen after the fact, which flatters it slightly.",
+    ),
+    (
+        "α",
+        "Acceptance probability Σ min(p, q) over the full vocabulary after the sampler's transforms; "
+        "teacher-forced means on given answers, without decoding.",
+    ),
+    (
+        "timing",
+        "The device is synchronised at both ends of every part; contenders take turns on the same "
+        "conversations; warm-up is left out.",
+    ),
+)
+
+
+def number(value: float | None, digits: int = 2) -> str:
+    return DASH if value is None else f"{value:,.{digits}f}"
+
+
+def interval(value: Mapping[str, Any], digits: int = 2) -> str:
+    if value["low"] is None:
+        return number(value["value"], digits)
+    low, high = number(value["low"], digits), number(value["high"], digits)
+    return f"{number(value['value'], digits)} ({low}–{high})"
+
+
+def percent(value: float | None, digits: int = 0) -> str:
+    return DASH if value is None else f"{100 * value:.{digits}f}%"
+
+
+def signed_percent(value: float | None) -> str:
+    return DASH if value is None else f"{100 * value:+.1f}%".replace("-", "−")
+
+
+def milliseconds(value: float | None) -> str:
+    return DASH if value is None else f"{value:,.{1 if value < 100 else 0}f}"
+
+
+def cost(value: float | None) -> str:
+    return number(value, 3)
+
+
+def plural(count: int, word: str) -> str:
+    return f"{count:,} {word}" + ("" if count == 1 else "s")
+
+
+FILTERS = {f.__name__: f for f in (number, interval, percent, signed_percent, milliseconds, cost, plural)}
+
+
+def headline(verdict: Mapping[str, Any]) -> str:
+    """The verdict in a few words."""
+    return f"Turn it on: {verdict['contender']}" if verdict["decision"] == "on" else "Leave it off"
+
+
+def sentence(verdict: Mapping[str, Any], confidence: str) -> str:
+    """The verdict as one sentence for a colleague, with the numbers it rests on."""
+    best = verdict["best"]
+    if best is None:
+        return f"Plain decoding it is: {verdict['reason']}."
+    speedup, total = best["decode_speedup"], number(best["total_speedup"]["value"])
+    tokens = number(best["tokens_per_round"]["value"])
+    bounds = "no interval"
+    if speedup["low"] is not None:
+        bounds = f"{confidence} interval {number(speedup['low'])} to {number(speedup['high'])}"
+    gain = (
+        f"{best['contender']} decodes {number(speedup['value'])} times as fast as plain decoding ({bounds}; "
+        f"{total} with prefill), committing {tokens} tokens per round"
+    )
+    if verdict["decision"] == "on":
+        return f"{gain}."
+    return f"At best, {gain}: {verdict['reason']}."
+
+
+def kind_sentence(by_kind: Mapping[str, Mapping[str, Any]]) -> str:
+    """Where it pays and where it does not, when there is more than one kind."""
+    if len(by_kind) < 2:
+        return ""
+    on = [
+        f"{kind} ({verdict['best']['contender']}, {number(verdict['best']['decode_speedup']['value'])}×)"
+        for kind, verdict in by_kind.items()
+        if verdict["decision"] == "on"
+    ]
+    off = [kind for kind, verdict in by_kind.items() if verdict["decision"] != "on"]
+    parts = [f"{word} for {', '.join(kinds)}" for word, kinds in (("on", on), ("off", off)) if kinds]
+    return f"By kind: {'; '.join(parts)}."

@@ -1,0 +1,1 @@
+"""Pure mathematics of lossless speculative decoding: no models, no RNG, no cache."""

@@ -1,0 +1,1 @@
+"""Verification rules: probabilities and uniforms in, verdict out."""

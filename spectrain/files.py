@@ -1,0 +1,90 @@
+"""Atomic writes: a file or folder appears whole or not at all."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+
+@contextlib.contextmanager
+def atomic_file(path: Path | str) -> Iterator[Path]:
+    """Yield a temporary path beside ``path``; on success it replaces ``path``, on any error it is removed."""
+    path = Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    handle, name = tempfile.mkstemp(prefix=f".{path.name}.", suffix=".partial", dir=path.parent)
+    os.close(handle)
+    partial = Path(name)
+    try:
+        yield partial
+        _settle(partial)
+        os.replace(partial, path)
+    finally:
+        partial.unlink(missing_ok=True)
+
+
+@contextlib.contextmanager
+def atomic_folder(path: Path | str) -> Iterator[Path]:
+    """Yield an empty temporary folder beside ``path``; on success it takes the place of ``path``.
+
+    An existing folder is set aside first and removed last, so an interruption leaves the old or the new one whole.
+    """
+    path = Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = Path(tempfile.mkdtemp(prefix=f".{path.name}.", suffix=".partial", dir=path.parent))
+    try:
+        yield partial
+        for file in partial.rglob("*"):
+            if file.is_file():
+                _settle(file)
+        partial.chmod(0o755)
+        replace_folder(partial, path)
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+
+
+def replace_folder(source: Path, path: Path) -> None:
+    """Rename the complete folder ``source`` to ``path``; a folder that was there is back in place if that fails."""
+    replaced = source.with_suffix(".replaced")
+    if not path.exists():
+        os.rename(source, path)
+        return
+    os.rename(path, replaced)
+    try:
+        os.rename(source, path)
+    except BaseException:
+        os.rename(replaced, path)
+        raise
+    shutil.rmtree(replaced, ignore_errors=True)
+
+
+def _settle(path: Path) -> None:
+    """On disk for certain, and readable by the server's user: temporary files are born private."""
+    with path.open("rb") as file:
+        os.fsync(file.fileno())
+    path.chmod(0o644)
+
+
+def write_json(path: Path | str, value: Any) -> None:
+    """Write ``value`` as indented, key-ordered JSON, atomically. NaN and infinity are refused."""
+    text = json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
+    with atomic_file(path) as partial:
+        partial.write_text(text, encoding="utf-8")
+
+
+def file_digest(path: Path | str) -> str:
+    """SHA-256 of a file's bytes, in hex."""
+    with Path(path).open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def json_digest(value: Any) -> str:
+    """SHA-256 of a JSON value in its canonical form (sorted keys, no spaces), in hex."""
+    text = json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
+    return hashlib.sha256(text.encode()).hexdigest()

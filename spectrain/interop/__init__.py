@@ -1,0 +1,75 @@
+"""Checkpoint layouts, one file a format. A new format is one module here and one entry in FORMATS."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Protocol
+
+from torch import Tensor
+
+from spectrain.errors import SpectrainError
+from spectrain.interop import speculators_eagle3
+from spectrain.interop._checkpoint import (
+    CONFIG_FILE,
+    WEIGHTS_FILE,
+    read_config,
+    read_tensors,
+    write_checkpoint,
+)
+from spectrain.interop._listing import SUFFIXES, check_listing, list_files
+
+__all__ = [
+    "CONFIG_FILE",
+    "FORMATS",
+    "SUFFIXES",
+    "WEIGHTS_FILE",
+    "Format",
+    "check_listing",
+    "format_of",
+    "format_of_config",
+    "list_files",
+    "read_config",
+    "read_tensors",
+    "write_checkpoint",
+]
+
+
+class Format(Protocol):
+    """What a module of this package offers."""
+
+    NAME: str
+    TAP_CONVENTION: str
+
+    def recognises(self, config: Mapping[str, Any], /) -> bool: ...
+
+    def from_checkpoint(
+        self, config: Mapping[str, Any], tensors: Mapping[str, Tensor], where: str
+    ) -> tuple[Any, dict[str, Tensor]]:
+        """Strict: SpectrainError names the first key or tensor that is wrong. Settings have ``taps``."""
+
+    def draft_vocabulary(self, tensors: Mapping[str, Tensor], /) -> Tensor:
+        """Target id of each draft token, int64 [D]."""
+
+
+FORMATS: tuple[Format, ...] = (speculators_eagle3,)
+
+
+def format_of(folder: Path) -> Format:
+    """The format of a checkpoint folder, by its config.json."""
+    return format_of_config(read_config(folder), str(folder))
+
+
+def format_of_config(config: Mapping[str, Any], where: str) -> Format:
+    """The format that a config.json states; SpectrainError names what was found and what is known."""
+    for candidate in FORMATS:
+        if candidate.recognises(config):
+            return candidate
+    found = {key: config.get(key) for key in ("speculators_model_type", "architectures", "model_type")}
+    shown = (
+        ", ".join(f"{key} {value!r}" for key, value in found.items() if value is not None) or "neither key"
+    )
+    known = ", ".join(candidate.NAME for candidate in FORMATS)
+    raise SpectrainError(
+        f"{where}: unknown drafter checkpoint: config.json says {shown}. Known formats: {known}"
+    )

@@ -1,0 +1,93 @@
+"""What every checkpoint format shares: strict reading of config.json and safetensors, and exact writing."""
+
+from __future__ import annotations
+
+import difflib
+import json
+from collections.abc import Collection, Mapping
+from pathlib import Path
+from typing import Any
+
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from spectrain.errors import SpectrainError
+
+CONFIG_FILE = "config.json"
+WEIGHTS_FILE = "model.safetensors"
+
+
+def read_config(folder: Path) -> dict[str, Any]:
+    """The folder's config.json as a dictionary."""
+    path = folder / CONFIG_FILE
+    try:
+        config = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise SpectrainError(f"{folder} has no {CONFIG_FILE}: it is not a checkpoint folder") from None
+    except ValueError as error:
+        raise SpectrainError(f"{path} is not JSON: {error}") from error
+    if not isinstance(config, dict):
+        raise SpectrainError(f"{path} holds a {type(config).__name__}, not an object")
+    return config
+
+
+def read_tensors(folder: Path) -> dict[str, Tensor]:
+    """The tensors of the folder's one safetensors file, on the CPU. Pickles are never opened."""
+    path = folder / WEIGHTS_FILE
+    if not path.is_file():
+        pickles = sorted(found.name for found in folder.glob("*.bin")) + sorted(
+            found.name for found in folder.glob("*.pt*")
+        )
+        hint = f"; {pickles[0]} is a pickle and is not opened: convert it to safetensors" if pickles else ""
+        raise SpectrainError(f"{folder} has no {WEIGHTS_FILE}{hint}")
+    try:
+        return load_file(path)
+    except SafetensorError as error:
+        raise SpectrainError(f"{path} is not a whole safetensors file: {error}") from error
+
+
+def write_checkpoint(folder: Path, config: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
+    """Write config.json and model.safetensors; each tensor gets a storage of its own."""
+    text = json.dumps(config, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
+    (folder / CONFIG_FILE).write_text(text, encoding="utf-8")
+    # A reduced head may be a view of the embedding's storage: clone, or the whole storage would be shared.
+    own = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in tensors.items()}
+    save_file(own, folder / WEIGHTS_FILE, metadata={"format": "pt"})
+
+
+def check_keys(
+    found: Mapping[str, Any], required: Collection[str], optional: Collection[str], where: str
+) -> None:
+    """Raise when a required key is missing or a key is unknown, with the nearest known name."""
+    for key in required:
+        if key not in found:
+            raise SpectrainError(f"{where}: key {key!r} is missing; found {', '.join(sorted(found))}")
+    known = {*required, *optional}
+    for key in found:
+        if key not in known:
+            near = difflib.get_close_matches(key, known, n=1)
+            hint = f" Did you mean {near[0]!r}?" if near else ""
+            raise SpectrainError(f"{where}: unknown key {key!r} (value {found[key]!r}).{hint}")
+
+
+def check_shapes(
+    tensors: Mapping[str, Tensor],
+    expected: Mapping[str, tuple[int, ...]],
+    optional: Collection[str],
+    where: str,
+) -> None:
+    """Raise on the first tensor missing, extra or misshapen. ``expected`` includes the optional ones."""
+    for name in expected:
+        if name not in tensors and name not in optional:
+            raise SpectrainError(f"{where}: tensor {name} is missing; it should be {list(expected[name])}")
+    for name, tensor in tensors.items():
+        if name not in expected:
+            near = difflib.get_close_matches(name, expected, n=1)
+            hint = f" Did you mean {near[0]}?" if near else ""
+            raise SpectrainError(f"{where}: unknown tensor {name} {list(tensor.shape)}.{hint}")
+        if tuple(tensor.shape) != expected[name]:
+            raise SpectrainError(
+                f"{where}: tensor {name} is {list(tensor.shape)}, but the configuration asks for "
+                f"{list(expected[name])}"
+            )

@@ -1,0 +1,288 @@
+"""EAGLE-3 checkpoints in the layout of vLLM's speculators library, out and in.
+
+Tap k is the residual stream *entering* target layer k: ``hidden_states[k]`` of a transformers model, for k
+below the number of layers. d2t holds offsets: draft token i is target token i + d2t[i] (arXiv 2503.01840 and
+its code). Shapes: H hidden, D draft vocabulary, V target vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from spectrain.errors import SpectrainError
+from spectrain.interop._checkpoint import check_keys, check_shapes, read_config, read_tensors
+
+NAME = "speculators eagle3"
+ARCHITECTURE = "Eagle3Speculator"
+TAP_CONVENTION = "layer input: tap k is the residual stream entering layer k (hidden_states[k])"
+FORMAT_VERSION = "0.9.0"  # the speculators release whose layout this is
+
+# vLLM gives transformer_layer_config no Llama defaults: what is absent crashes or silently changes proposals.
+LAYER_KEYS = (
+    "model_type",
+    "vocab_size",
+    "hidden_size",
+    "intermediate_size",
+    "num_hidden_layers",
+    "num_attention_heads",
+    "num_key_value_heads",
+    "head_dim",
+    "hidden_act",
+    "rms_norm_eps",
+    "attention_bias",
+    "mlp_bias",
+    "max_position_embeddings",
+    "rope_parameters",
+)
+# Keys that any transformers configuration carries and that do not change what the drafter computes.
+_INERT_LAYER_KEYS = {
+    "architectures",
+    "attention_dropout",
+    "bos_token_id",
+    "chunk_size_feed_forward",
+    "dtype",
+    "eos_token_id",
+    "id2label",
+    "initializer_range",
+    "is_encoder_decoder",
+    "label2id",
+    "output_attentions",
+    "output_hidden_states",
+    "pad_token_id",
+    "pretraining_tp",
+    "problem_type",
+    "return_dict",
+    "tie_word_embeddings",
+    "torch_dtype",
+    "transformers_version",
+    "use_cache",
+    "_name_or_path",
+}
+_KEYS = (
+    "architectures",
+    "speculators_model_type",
+    "draft_vocab_size",
+    "target_hidden_size",
+    "norm_before_residual",
+    "eagle_aux_hidden_state_layer_ids",
+    "transformer_layer_config",
+    "speculators_config",
+)
+_MUST_BE_FALSE = ("norm_before_residual", "norm_before_fc", "fc_norm", "norm_output")
+_INERT_KEYS = {
+    "speculators_version",
+    "embed_requires_grad",
+    "auto_map",
+    "has_no_defaults_at_init",
+    "transformers_version",
+    "dtype",
+    "torch_dtype",
+    "tie_word_embeddings",
+}
+_OPTIONAL_TENSORS = {"embed_tokens.weight"}  # absent: the server shares the target's embedding
+
+
+@dataclass(frozen=True)
+class Eagle3Settings:
+    """The architecture of an EAGLE-3 drafter as its checkpoint states it.
+
+    ``layer_config`` holds LAYER_KEYS, with the target's ``vocab_size``; ``taps`` are three ascending layer
+    ids in TAP_CONVENTION; ``speculative_tokens`` is the k that a server proposes by default.
+    """
+
+    layer_config: dict[str, Any]
+    taps: tuple[int, ...]
+    draft_vocab_size: int
+    target_hidden_size: int
+    speculative_tokens: int
+    verifier_name: str
+    verifier_architectures: tuple[str, ...]
+
+
+def recognises(config: Mapping[str, Any]) -> bool:
+    return config.get("speculators_model_type") == "eagle3" or config.get("architectures") == [ARCHITECTURE]
+
+
+def to_checkpoint(
+    settings: Eagle3Settings, tensors: Mapping[str, Tensor]
+) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    """config.json and tensors that vLLM loads; raises SpectrainError on anything it would load wrongly."""
+    where = "the EAGLE-3 drafter"
+    _check_settings(settings, where)
+    _check_tensors(settings, tensors, where)
+    proposal = {
+        "proposal_type": "greedy",
+        "speculative_tokens": settings.speculative_tokens,
+        "verifier_accept_k": 1,
+        "accept_tolerance": 0.0,
+    }
+    verifier = {
+        "name_or_path": settings.verifier_name,
+        "architectures": list(settings.verifier_architectures),
+    }
+    config = {
+        "architectures": [ARCHITECTURE],
+        "speculators_model_type": "eagle3",
+        "speculators_version": FORMAT_VERSION,
+        "draft_vocab_size": settings.draft_vocab_size,
+        "target_hidden_size": settings.target_hidden_size,
+        **dict.fromkeys(_MUST_BE_FALSE, False),  # always written: absent means true to vLLM for the first
+        "embed_requires_grad": False,
+        "eagle_aux_hidden_state_layer_ids": list(settings.taps),
+        "transformer_layer_config": {key: settings.layer_config[key] for key in LAYER_KEYS},
+        "speculators_config": {
+            "algorithm": "eagle3",
+            "default_proposal_method": "greedy",
+            "proposal_methods": [proposal],
+            "verifier": verifier,
+        },
+    }
+    return config, dict(tensors)
+
+
+def from_checkpoint(
+    config: Mapping[str, Any], tensors: Mapping[str, Tensor], where: str
+) -> tuple[Eagle3Settings, dict[str, Tensor]]:
+    """Settings and tensors of a checkpoint, or SpectrainError naming the first key or tensor that is wrong.
+
+    ``where`` opens the messages (a path). ``embed_tokens.weight`` [V, H] is kept when the file has it.
+    """
+    where_config = f"{where}: config.json"
+    check_keys(config, _KEYS, {*_MUST_BE_FALSE, *_INERT_KEYS}, where_config)
+    if config["architectures"] != [ARCHITECTURE] or config["speculators_model_type"] != "eagle3":
+        found = f"{config['architectures']} with speculators_model_type {config['speculators_model_type']!r}"
+        raise SpectrainError(f"{where_config}: expected ['{ARCHITECTURE}'] with 'eagle3', found {found}")
+    for key in _MUST_BE_FALSE:
+        if config.get(key, False) is not False:
+            raise SpectrainError(f"{where_config}: {key} is {config[key]!r}; only false is supported")
+    settings = _settings(config, where_config)
+    _check_settings(settings, where_config)
+    _check_tensors(settings, tensors, where)
+    return settings, dict(tensors)
+
+
+def from_folder(folder: Path) -> tuple[Eagle3Settings, dict[str, Tensor]]:
+    """``from_checkpoint`` of a folder with config.json and model.safetensors."""
+    return from_checkpoint(read_config(folder), read_tensors(folder), str(folder))
+
+
+def draft_vocabulary(tensors: Mapping[str, Tensor]) -> Tensor:
+    """Target id of each draft token, int64 [D], ascending: i + d2t[i]."""
+    return torch.arange(len(tensors["d2t"])) + tensors["d2t"].cpu()
+
+
+def _settings(config: Mapping[str, Any], where: str) -> Eagle3Settings:
+    serving = config["speculators_config"]
+    check_keys(
+        serving,
+        ("algorithm", "default_proposal_method", "proposal_methods", "verifier"),
+        (),
+        f"{where}: speculators_config",
+    )
+    taps = config["eagle_aux_hidden_state_layer_ids"]
+    try:
+        return Eagle3Settings(
+            layer_config=dict(config["transformer_layer_config"]),
+            taps=tuple(taps or ()),
+            draft_vocab_size=config["draft_vocab_size"],
+            target_hidden_size=config["target_hidden_size"],
+            speculative_tokens=serving["proposal_methods"][0]["speculative_tokens"],
+            verifier_name=serving["verifier"]["name_or_path"],
+            verifier_architectures=tuple(serving["verifier"]["architectures"]),
+        )
+    except (KeyError, IndexError, TypeError) as error:
+        raise SpectrainError(f"{where}: malformed: {type(error).__name__}: {error}") from error
+
+
+def _check_settings(settings: Eagle3Settings, where: str) -> None:
+    layer, taps = settings.layer_config, settings.taps
+    check_keys(layer, LAYER_KEYS, _INERT_LAYER_KEYS, f"{where}: transformer_layer_config")
+    fixed = {"model_type": "llama", "num_hidden_layers": 1, "attention_bias": False, "mlp_bias": False}
+    for key, value in fixed.items():
+        if layer[key] != value:
+            raise SpectrainError(f"{where}: {key} is {layer[key]!r}; only {value!r} is supported")
+    if not isinstance(layer["rope_parameters"], dict) or "rope_theta" not in layer["rope_parameters"]:
+        found = layer["rope_parameters"]
+        raise SpectrainError(f"{where}: rope_parameters must give rope_theta and rope_type, found {found!r}")
+    if (
+        len(taps) != 3
+        or any(type(tap) is not int or tap < 0 for tap in taps)
+        or sorted(set(taps)) != list(taps)
+    ):
+        raise SpectrainError(
+            f"{where}: eagle_aux_hidden_state_layer_ids must be three distinct ascending layer ids, "
+            f"found {list(taps)}"
+        )
+    if not 0 < settings.draft_vocab_size <= layer["vocab_size"]:
+        raise SpectrainError(
+            f"{where}: draft_vocab_size is {settings.draft_vocab_size}, the target's vocabulary has "
+            f"{layer['vocab_size']} entries"
+        )
+
+
+def _check_tensors(settings: Eagle3Settings, tensors: Mapping[str, Tensor], where: str) -> None:
+    check_shapes(tensors, _shapes(settings), _OPTIONAL_TENSORS, where)
+    weights = {name: tensor for name, tensor in tensors.items() if name not in {"d2t", "t2d"}}
+    dtype = tensors["fc.weight"].dtype
+    for name, tensor in weights.items():
+        if not tensor.is_floating_point() or tensor.dtype != dtype:
+            raise SpectrainError(f"{where}: tensor {name} is {tensor.dtype}, fc.weight is {dtype}")
+    for name, wanted in {"d2t": torch.int64, "t2d": torch.bool}.items():
+        if tensors[name].dtype != wanted:
+            raise SpectrainError(f"{where}: tensor {name} is {tensors[name].dtype}, expected {wanted}")
+    _check_maps(draft_vocabulary(tensors), tensors["t2d"].cpu(), where)
+
+
+def _check_maps(ids_D: Tensor, t2d_V: Tensor, where: str) -> None:
+    broken = (ids_D.diff() <= 0).nonzero().flatten()
+    if len(broken):
+        i = int(broken[0]) + 1
+        raise SpectrainError(
+            f"{where}: d2t must hold offsets (target id − draft id) of ascending unique ids; draft token {i} "
+            f"maps to {int(ids_D[i])} after {int(ids_D[i - 1])}"
+        )
+    if int(ids_D[0]) < 0 or int(ids_D[-1]) >= len(t2d_V):
+        raise SpectrainError(
+            f"{where}: d2t maps to ids {int(ids_D[0])} to {int(ids_D[-1])}, outside the target's vocabulary "
+            f"of {len(t2d_V)}; it must hold offsets (target id − draft id)"
+        )
+    wanted_V = torch.zeros_like(t2d_V)
+    wanted_V[ids_D] = True
+    wrong = (wanted_V != t2d_V).nonzero().flatten()
+    if len(wrong):
+        token = int(wrong[0])
+        raise SpectrainError(
+            f"{where}: t2d[{token}] is {bool(t2d_V[token])}, but d2t says {not t2d_V[token]}"
+        )
+
+
+def _shapes(settings: Eagle3Settings) -> dict[str, tuple[int, ...]]:
+    layer = settings.layer_config
+    H, V, D = layer["hidden_size"], layer["vocab_size"], settings.draft_vocab_size
+    inner = layer["intermediate_size"]
+    queries = layer["num_attention_heads"] * layer["head_dim"]
+    keys = layer["num_key_value_heads"] * layer["head_dim"]
+    return {
+        "fc.weight": (H, 3 * settings.target_hidden_size),
+        "layers.0.self_attn.q_proj.weight": (queries, 2 * H),
+        "layers.0.self_attn.k_proj.weight": (keys, 2 * H),
+        "layers.0.self_attn.v_proj.weight": (keys, 2 * H),
+        "layers.0.self_attn.o_proj.weight": (H, queries),
+        "layers.0.hidden_norm.weight": (H,),
+        "layers.0.input_layernorm.weight": (H,),
+        "layers.0.post_attention_layernorm.weight": (H,),
+        "layers.0.mlp.gate_proj.weight": (inner, H),
+        "layers.0.mlp.up_proj.weight": (inner, H),
+        "layers.0.mlp.down_proj.weight": (H, inner),
+        "norm.weight": (H,),
+        "lm_head.weight": (D, H),
+        "d2t": (D,),
+        "t2d": (V,),
+        "embed_tokens.weight": (V, H),
+    }

@@ -1,0 +1,290 @@
+"""What rounds of drafting and verification yielded, counted so that every rate comes from sums.
+
+`RoundCounts` holds counts only: counts of two workers, conversations or days add up, and a rate of the sum is
+the pooled rate, never a mean of rates. Intervals resample whole conversations, for the rounds of one
+conversation are not independent.
+
+Words: *accepted prefix length* is the number of accepted draft tokens of a round, without repair or bonus;
+*tokens per round* (τ) counts committed tokens, with repair or bonus, clipped at EOS and at the budget. A
+*whole* round is one that was not clipped; it commits exactly one token more than it accepts.
+
+Shapes: N rounds, K draft positions, C conversations, R resamples.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+from torch import Tensor
+
+from spectrain.errors import SpectrainError
+
+Floats = npt.NDArray[np.float64]
+
+RESAMPLE_CELLS = 1 << 20  # conversations × resamples held at a time: 8 MiB of draws
+
+
+def accepted_prefix_lengths(flags_NK: Tensor) -> Tensor:
+    """int64 [N]: the accepts before the first rejection of each row of flags (bool or 0/1) [N, K]."""
+    return flags_NK.bool().long().cumprod(-1).sum(-1)
+
+
+@dataclass
+class RoundCounts:
+    """How often each (proposed, accepted, committed, clipped) was seen. Merged with `+`."""
+
+    seen: Counter[tuple[int, int, int, bool]] = field(default_factory=Counter)
+
+    def add(self, proposed: int, accepted: int, committed: int, clipped: bool = False) -> None:
+        """Count one round. Plain decoding is a round of 0 proposals.
+
+        clipped: the round ended at EOS or at the token budget, so it may have committed less than it
+        accepted. Raises SpectrainError when the numbers contradict each other.
+        """
+        possible = 0 <= accepted <= proposed and 1 <= committed <= accepted + 1
+        if not possible or (not clipped and committed != accepted + 1):
+            raise SpectrainError(
+                f"round: found proposed={proposed}, accepted={accepted}, committed={committed}, "
+                f"clipped={clipped}; expected accepted <= proposed and committed = accepted + 1, "
+                "or from 1 up to that when clipped"
+            )
+        self.seen[proposed, accepted, committed, bool(clipped)] += 1
+
+    @classmethod
+    def from_rounds(cls, rounds: Iterable[Sequence[object]]) -> RoundCounts:
+        """From [proposed, accepted, committed, clipped] a round, clipped being a reason, a bool or None."""
+        counts = cls()
+        for proposed, accepted, committed, clipped in rounds:
+            counts.add(_count(proposed), _count(accepted), _count(committed), bool(clipped))
+        return counts
+
+    @classmethod
+    def from_flags(cls, flags_NK: Tensor, lengths_N: Tensor | None = None) -> RoundCounts:
+        """From accept flags [N, K], each row a whole round of K proposals, or of lengths [N]."""
+        accepted = accepted_prefix_lengths(flags_NK).tolist()
+        proposed = [flags_NK.shape[-1]] * len(accepted) if lengths_N is None else lengths_N.tolist()
+        pairs = zip(proposed, accepted, strict=True)
+        return cls.from_rounds((p, min(p, a), min(p, a) + 1, False) for p, a in pairs)
+
+    def __add__(self, other: RoundCounts) -> RoundCounts:
+        return RoundCounts(self.seen + other.seen)
+
+    def to_json(self) -> list[list[int | bool]]:
+        """Rows [proposed, accepted, committed, clipped, how often], in order."""
+        return [[*key, times] for key, times in sorted(self.seen.items())]
+
+    @classmethod
+    def from_json(cls, rows: Iterable[Sequence[object]]) -> RoundCounts:
+        """The inverse of `to_json`. Raises SpectrainError for rows that no rounds could have given."""
+        counts = cls()
+        for proposed, accepted, committed, clipped, times in rows:
+            one = cls.from_rounds([(proposed, accepted, committed, clipped)])
+            counts.seen.update({key: _count(times) for key in one.seen if times})
+        return counts
+
+    # Sums over all rounds
+
+    @property
+    def rounds(self) -> int:
+        return self.seen.total()
+
+    @property
+    def clipped_rounds(self) -> int:
+        return sum(times for (_, _, _, clipped), times in self.seen.items() if clipped)
+
+    @property
+    def proposed_tokens(self) -> int:
+        return sum(proposed * times for (proposed, _, _, _), times in self.seen.items())
+
+    @property
+    def accepted_tokens(self) -> int:
+        """Draft tokens that reached the output: accepted, and not cut off by EOS or the budget."""
+        return sum(
+            min(accepted, committed) * times for (_, accepted, committed, _), times in self.seen.items()
+        )
+
+    @property
+    def committed_tokens(self) -> int:
+        return sum(committed * times for (_, _, committed, _), times in self.seen.items())
+
+    @property
+    def tokens_per_round(self) -> float:
+        """τ over all rounds, clipped ones as they were clipped."""
+        return pooled_rate([self.committed_tokens], [self.rounds], "tokens per round")
+
+    # Rates over whole rounds: a clipped round hides what its later positions would have done
+
+    @property
+    def whole(self) -> RoundCounts:
+        return RoundCounts(Counter({key: times for key, times in self.seen.items() if not key[3]}))
+
+    @property
+    def accepted_histogram(self) -> list[int]:
+        """Whole rounds by accepted prefix length 0, 1, …, the longest proposal."""
+        histogram = [0] * (self._longest() + 1)
+        for (_, accepted, _, clipped), times in self.seen.items():
+            histogram[accepted] += 0 if clipped else times
+        return histogram
+
+    @property
+    def survival(self) -> list[float]:
+        """Marginal P(first i accepted), i = 1…, over all whole rounds.
+
+        Rounds that proposed fewer than i tokens count as rounds, so 1 + Σ survival is the tokens per round of
+        whole rounds.
+        """
+        rounds = self.whole.rounds
+        return [self._reaching(i, i) / rounds for i in range(1, self._longest() + 1)]
+
+    @property
+    def conditional(self) -> list[float | None]:
+        """P(i-th accepted | first i - 1 accepted), i = 1….
+
+        Over the whole rounds that accepted i - 1 and proposed an i-th token; None where there are none.
+        """
+        tested = [self._reaching(i - 1, i) for i in range(1, self._longest() + 1)]
+        return [self._reaching(i, i) / n if n else None for i, n in enumerate(tested, start=1)]
+
+    @property
+    def alpha(self) -> float:
+        """Accepted ÷ tested draft tokens of whole rounds: the likeliest α if all positions had the same.
+
+        A token is tested when all before it were accepted; the tokens after a rejection are not.
+        """
+        accepted = tested = 0
+        for (proposed, length, _, _), times in self.whole.seen.items():
+            accepted += length * times
+            tested += min(length + 1, proposed) * times
+        return pooled_rate([accepted], [tested], "alpha")
+
+    @property
+    def acceptance_rate(self) -> float:
+        """Accepted ÷ proposed draft tokens of whole rounds; unlike α it falls with the draft length."""
+        whole = self.whole
+        return pooled_rate([whole.accepted_tokens], [whole.proposed_tokens], "acceptance rate")
+
+    def _longest(self) -> int:
+        return max((proposed for (proposed, _, _, clipped) in self.seen if not clipped), default=0)
+
+    def _reaching(self, accepted: int, proposed: int) -> int:
+        """Whole rounds that accepted and proposed at least this many tokens."""
+        return sum(
+            times
+            for (offered, length, _, clipped), times in self.seen.items()
+            if not clipped and length >= accepted and offered >= proposed
+        )
+
+
+def pooled_rate(amounts: Iterable[float], units: Iterable[float], name: str = "rate") -> float:
+    """Σ amounts ÷ Σ units (tokens and seconds, say). Raises SpectrainError unless Σ units > 0."""
+    total, per = sum(amounts), sum(units)
+    if not per > 0:
+        raise SpectrainError(f"{name}: found a denominator of {per}, expected more than 0; was anything run?")
+    return total / per
+
+
+@dataclass(frozen=True)
+class Interval:
+    """A measured value and its bootstrap percentile interval."""
+
+    value: float
+    low: float
+    high: float
+
+
+def ratio_interval(
+    numerators_C: npt.ArrayLike,
+    denominators_C: npt.ArrayLike,
+    *,
+    confidence: float = 0.95,
+    resamples: int = 2000,
+    seed: int = 0,
+) -> Interval:
+    """Σ numerators ÷ Σ denominators with an interval over conversations, drawn whole and with replacement.
+
+    Resamples whose denominators are all 0 have no ratio and are left out. Raises SpectrainError for fewer
+    than two conversations, values that are not finite, negative denominators or a sum of 0.
+    """
+    table_2C = _table(numerators_C, denominators_C)
+    sums_2R = _resampled_sums(table_2C, resamples, seed)
+    return _interval(_ratio(table_2C.sum(1)), _ratio(sums_2R), confidence)
+
+
+def ratio_of_ratios_interval(
+    numerators_a_C: npt.ArrayLike,
+    denominators_a_C: npt.ArrayLike,
+    numerators_b_C: npt.ArrayLike,
+    denominators_b_C: npt.ArrayLike,
+    *,
+    confidence: float = 0.95,
+    resamples: int = 2000,
+    seed: int = 0,
+) -> Interval:
+    """(Σ num a ÷ Σ den a) ÷ (Σ num b ÷ Σ den b), a speedup say, with an interval.
+
+    Entry c of every argument belongs to the same conversation: both sides see the same resampled ones, so
+    what they share cancels. Otherwise as `ratio_interval`.
+    """
+    a_2C, b_2C = _table(numerators_a_C, denominators_a_C), _table(numerators_b_C, denominators_b_C)
+    if a_2C.shape != b_2C.shape or not b_2C[0].sum() > 0:
+        raise SpectrainError(
+            f"interval: found {a_2C.shape[1]} and {b_2C.shape[1]} conversations and a base of "
+            f"{b_2C[0].sum()}, expected the same conversations on both sides and a base above 0"
+        )
+    table_4C = np.concatenate([a_2C, b_2C])
+    value, draws_R = (
+        _ratio(np.stack([_ratio(sums[:2]), _ratio(sums[2:])]))
+        for sums in (table_4C.sum(1), _resampled_sums(table_4C, resamples, seed))
+    )
+    return _interval(value, draws_R, confidence)
+
+
+def _table(numerators_C: npt.ArrayLike, denominators_C: npt.ArrayLike) -> Floats:
+    rows = [np.asarray(values, dtype=np.float64) for values in (numerators_C, denominators_C)]
+    if rows[0].ndim != 1 or rows[0].shape != rows[1].shape or len(rows[0]) < 2:
+        shapes = " and ".join(str(list(row.shape)) for row in rows)
+        raise SpectrainError(
+            f"interval: found shapes {shapes}, expected one entry a conversation and at least 2 conversations"
+        )
+    table_2C = np.stack(rows)
+    if not np.isfinite(table_2C).all() or (rows[1] < 0).any() or not rows[1].sum() > 0:
+        raise SpectrainError("interval: expected finite values and denominators >= 0 with a sum above 0")
+    return table_2C
+
+
+def _resampled_sums(table_MC: Floats, resamples: int, seed: int) -> Floats:
+    """Row sums [M, R] over conversations drawn with replacement, the same draws in every row."""
+    if resamples < 1:
+        raise SpectrainError(f"interval: found {resamples} resamples, expected at least 1 (2000 is usual)")
+    conversations = table_MC.shape[1]
+    rng = np.random.default_rng(seed)
+    # The stream of draws does not depend on the size of the parts, so neither does the result.
+    part = max(1, RESAMPLE_CELLS // conversations)
+    sums = []
+    for start in range(0, resamples, part):
+        drawn_RC = rng.integers(conversations, size=(min(part, resamples - start), conversations))
+        sums.append(np.stack([row_C[drawn_RC].sum(1) for row_C in table_MC]))
+    return np.concatenate(sums, axis=1)
+
+
+def _ratio(sums: Floats) -> Floats:
+    with np.errstate(divide="ignore", invalid="ignore"):  # undefined resamples are left out below
+        return np.asarray(sums[0] / sums[1])
+
+
+def _interval(value: Floats, draws_R: Floats, confidence: float) -> Interval:
+    if not 0 < confidence < 1:
+        raise SpectrainError(f"interval: found confidence {confidence!r}, expected a number between 0 and 1")
+    tail = (1 - confidence) / 2
+    low, high = np.quantile(draws_R[np.isfinite(draws_R)], [tail, 1 - tail])
+    return Interval(float(value), float(low), float(high))
+
+
+def _count(value: object) -> int:
+    if not isinstance(value, int) or isinstance(value, bool) or value < 0:
+        raise SpectrainError(f"round counts: found {value!r}, expected a whole number of at least 0")
+    return value

@@ -1,0 +1,275 @@
+"""The frozen target: hidden-state taps, the head, and the law of the next token.
+
+Shapes: B batch, T positions, H hidden, F = taps x H, V vocabulary rows of the head.
+
+Tap convention: tap k is the residual stream *entering* decoder layer k (0 <= k < L), which is Hugging Face's
+``hidden_states[k]`` and vLLM's auxiliary layer id k. The last hidden state is the one *after* the final norm: it is
+what the head reads.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from huggingface_hub import snapshot_download
+from torch import Tensor, nn
+from transformers import (
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    Cache,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+)
+
+from spectrain.cache import cache_argument, check_reversible, new_cache
+from spectrain.errors import SpectrainError
+from spectrain.identity import TargetIdentity, check_rows, target_identity
+
+TAP_CONVENTION = "stream entering layer k (hidden_states[k])"
+MODEL_FILES = [
+    "*.safetensors",
+    "*.safetensors.index.json",
+    "*.json",
+    "*.jinja",
+    "*.model",
+    "*.txt",
+    "*.tiktoken",
+]
+
+
+@dataclass(frozen=True)
+class Features:
+    """What the target says about a run of positions: ``hidden_BTH`` after the final norm, ``taps_BTF`` side by side."""
+
+    hidden_BTH: Tensor
+    taps_BTF: Tensor
+
+    def __getitem__(self, positions: slice) -> Features:
+        return Features(self.hidden_BTH[:, positions], self.taps_BTF[:, positions])
+
+
+@dataclass(frozen=True)
+class FeatureBatch:
+    """Rows right-padded to one length. ``answer_BT`` marks answer tokens, end of turn included.
+
+    ``hidden_BTH`` is the target's last hidden state after the final norm: head(hidden[t]) is the law of token t+1, and
+    ``log_normaliser_BT[t]`` its logsumexp over the full vocabulary; ``greedy_BT[t]`` its argmax. Both are only filled
+    where token t+1 is an answer token.
+    """
+
+    ids_BT: Tensor
+    answer_BT: Tensor
+    hidden_BTH: Tensor
+    taps_BTF: Tensor
+    log_normaliser_BT: Tensor
+    greedy_BT: Tensor
+
+
+def default_taps(num_layers: int) -> tuple[int, int, int]:
+    """EAGLE-3's low, middle and high streams (2503.01840): layers 2, L//2 and L-3. Needs seven layers or more."""
+    if num_layers < 7:
+        raise SpectrainError(
+            f"the default taps [2, L//2, L-3] need a target of at least 7 layers, this one has {num_layers}; "
+            "give three distinct ascending layers as drafter.taps"
+        )
+    return (2, num_layers // 2, num_layers - 3)
+
+
+def check_taps(taps: Sequence[int], num_layers: int) -> tuple[int, ...]:
+    """Distinct ascending layers of the target, or an error that says which is not."""
+    taps = tuple(taps)
+    if list(taps) != sorted(set(taps)) or not taps or taps[0] < 0 or taps[-1] >= num_layers:
+        raise SpectrainError(
+            f"taps {list(taps)} are not distinct ascending layers of a target with {num_layers} layers; "
+            f"expected values from 0 to {num_layers - 1}: tap k is the {TAP_CONVENTION}"
+        )
+    return taps
+
+
+class Target:
+    """A causal language model that is never trained here, with its tokenizer.
+
+    ``tokenizer_size`` bounds the ids that exist: rows of the head beyond it are padding and get a logit of -inf.
+    """
+
+    def __init__(self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, *, name: str, folder: Path | None = None,
+                 revision: str | None = None) -> None:  # fmt: skip
+        check_reversible(model.config)
+        self.model = model.eval().requires_grad_(False)
+        self.tokenizer = tokenizer
+        self.name, self.folder, self.revision = name, folder, revision
+        self.config = model.config.get_text_config(decoder=True)
+        check_rows(tokenizer, self.head_weight.shape[0])
+        self.tokenizer_size = max(tokenizer.get_vocab().values()) + 1
+        self._cache_argument = cache_argument(model.base_model)
+        self._taps: tuple[int, ...] = ()
+        self._streams: dict[int, Tensor] = {}
+        self._hooks: list[Any] = []
+        self._check_head()
+
+    @property
+    def num_layers(self) -> int:
+        return int(self.config.num_hidden_layers)
+
+    @property
+    def hidden_size(self) -> int:
+        return int(self.config.hidden_size)
+
+    @property
+    def vocab_size(self) -> int:
+        """Rows of the head, padding included."""
+        return int(self.head_weight.shape[0])
+
+    @property
+    def device(self) -> torch.device:
+        return self.head_weight.device
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.head_weight.dtype
+
+    @property
+    def head_weight(self) -> Tensor:
+        return self.model.get_output_embeddings().weight
+
+    @property
+    def embedding_weight(self) -> Tensor:
+        return self.model.get_input_embeddings().weight
+
+    @property
+    def eos_ids(self) -> tuple[int, ...]:
+        """Every id that ends an answer, from the generation config and the tokenizer."""
+        declared = getattr(self.model.generation_config, "eos_token_id", None)
+        listed = declared if isinstance(declared, (list, tuple)) else [declared]
+        return tuple(sorted({int(i) for i in (*listed, self.tokenizer.eos_token_id) if i is not None}))
+
+    @property
+    def layers(self) -> nn.ModuleList:
+        """The decoder layers, in order: the one module list as long as the config says."""
+        found = [
+            m
+            for m in self.model.base_model.modules()
+            if isinstance(m, nn.ModuleList) and len(m) == self.num_layers
+        ]
+        if not found:
+            raise SpectrainError(
+                f"no list of {self.num_layers} decoder layers in a {type(self.model).__name__}; taps need one"
+            )
+        return found[0]
+
+    def identity(self) -> TargetIdentity:
+        """Architecture, config and weights of this target; reads the stored weights once."""
+        if self.folder is None:
+            raise SpectrainError(
+                f"target {self.name!r} was not loaded from a folder, so its weights have no stored identity"
+            )
+        return target_identity(self.folder, name=self.name, revision=self.revision)
+
+    def tap(self, taps: Sequence[int]) -> None:
+        """From now on ``forward`` also returns the streams entering these layers, concatenated in ascending order."""
+        self._taps = check_taps(taps, self.num_layers) if taps else ()
+        for hook in self._hooks:
+            hook.remove()
+        self._hooks = [self._watch(index, self.layers[index]) for index in self._taps]
+
+    def _watch(self, index: int, layer: nn.Module) -> Any:
+        def keep(_module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+            self._streams[index] = args[0] if args else kwargs["hidden_states"]
+
+        return layer.register_forward_pre_hook(keep, with_kwargs=True)
+
+    def new_cache(self) -> Cache:
+        return new_cache(self.model.config)
+
+    @torch.inference_mode()
+    def forward(self, ids_BT: Tensor, *, cache: Cache | None = None, attention_mask: Tensor | None = None,
+                positions_BT: Tensor | None = None) -> Features:  # fmt: skip
+        """Run the layers over ``ids_BT`` (after what ``cache`` holds). The head is not applied: see ``logits``."""
+        arguments: dict[str, Any] = {"input_ids": ids_BT, "use_cache": cache is not None}
+        if cache is not None:
+            arguments[self._cache_argument] = cache
+        if attention_mask is not None:
+            arguments["attention_mask"] = attention_mask
+        if positions_BT is not None:
+            arguments["position_ids"] = positions_BT
+        hidden = self.model.base_model(**arguments).last_hidden_state
+        streams = [self._streams.pop(index) for index in self._taps]
+        return Features(hidden, torch.cat(streams, dim=-1) if streams else hidden[..., :0])
+
+    @torch.inference_mode()
+    def logits(self, hidden_XH: Tensor) -> Tensor:
+        """[..., H] after the final norm -> [..., V] next-token logits; padded vocabulary rows are -inf."""
+        logits = self.model.get_output_embeddings()(hidden_XH)
+        cap = getattr(self.config, "final_logit_softcapping", None)
+        if cap:
+            logits = torch.tanh(logits / cap) * cap
+        if self.tokenizer_size < logits.shape[-1]:
+            logits[..., self.tokenizer_size :] = -torch.inf
+        return logits
+
+    def _check_head(self) -> None:
+        """The head must be a plain function of the last hidden state; some architectures scale in between."""
+        ids = torch.arange(4, device=self.device).remainder(self.tokenizer_size)[None]
+        with torch.inference_mode():
+            want = self.model(input_ids=ids, use_cache=False).logits[..., : self.tokenizer_size]
+        got = self.logits(self.forward(ids).hidden_BTH)[..., : self.tokenizer_size]
+        if not torch.allclose(got.float(), want.float(), rtol=1e-2, atol=1e-2):
+            raise SpectrainError(
+                f"the logits of a {type(self.model).__name__} are not its output embedding applied to its last hidden "
+                "state (scaled or biased logits?); this architecture is not supported as a target"
+            )
+
+
+def resolve_model(name: str, revision: str | None = None) -> tuple[Path, str | None]:
+    """Folder and revision of a local model folder or a Hub id. Only weights, configs and tokenizer files are fetched."""
+    if Path(name).is_dir():
+        return Path(name), None
+    if name.startswith((".", "/", "~")) or name.count("/") > 1:
+        raise SpectrainError(
+            f"target folder {name!r} does not exist; give a model folder, or a Hub id such as 'org/name'"
+        )
+    try:
+        folder = Path(snapshot_download(name, revision=revision, allow_patterns=MODEL_FILES))
+    except Exception as error:  # the Hub client raises many kinds; the user needs one sentence
+        raise SpectrainError(
+            f"target {name!r} is neither a folder here nor could it be fetched from the Hub "
+            f"(revision {revision or 'main'}): {type(error).__name__}: {error}"
+        ) from error
+    return folder, folder.name
+
+
+def load_target(name: str, *, revision: str | None = None, dtype: str = "float32", device: str | None = None,
+                attention: str = "sdpa") -> Target:  # fmt: skip
+    """Load a causal language model and its tokenizer from a folder or the Hub; no remote code is ever run.
+
+    ``dtype`` is a torch dtype name; ``device`` defaults to the first accelerator, or the CPU.
+    """
+    folder, commit = resolve_model(name, revision)
+    if not (folder / "config.json").is_file():
+        raise SpectrainError(
+            f"target folder {str(folder)!r} has no config.json; expected a transformers model folder"
+        )
+    if not hasattr(torch, dtype) or not isinstance(getattr(torch, dtype), torch.dtype):
+        raise SpectrainError(f"target.dtype {dtype!r} is not a torch dtype; use float32, bfloat16 or float16")
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
+        model = AutoModelForCausalLM.from_pretrained(
+            folder,
+            dtype=getattr(torch, dtype),
+            attn_implementation=attention,
+            use_safetensors=True,
+            trust_remote_code=False,
+        )
+    except (OSError, ValueError) as error:
+        raise SpectrainError(f"target {name!r} does not load: {error}") from error
+    if device is None:
+        device = (
+            str(torch.accelerator.current_accelerator() or "cpu")
+            if torch.accelerator.is_available()
+            else "cpu"
+        )
+    return Target(model.to(device), tokenizer, name=name, folder=folder, revision=commit)

@@ -1,0 +1,291 @@
+"""The acceptance document: hand-worked numbers, known laws inside their intervals, contradictions refused."""
+
+import copy
+import json
+import random
+
+import pytest
+
+from spectrain.errors import SpectrainError
+from spectrain.evaluation.document import check_document
+from spectrain.evaluation.summary import summarise
+from spectrain.evaluation.verdict import conversations_needed
+from spectrain.exact.cost import expected_tokens
+
+ALPHAS = {"desk": {"eagle3": 0.8, "ngram": 0.5}, "chat": {"eagle3": 0.3, "ngram": 0.2}}
+
+
+def sample(contender, k, rounds, *, conversation="a", kind="desk", seconds=(0.1, 0.0, 0.9, 0.0), **changes):
+    prefill, draft, verify, overhead = seconds
+    return {
+        "conversation": conversation,
+        "kind": kind,
+        "contender": contender,
+        "drafter": contender.split()[0],
+        "k": k,
+        "temperature": 0.0,
+        "sampler": {"temperature": 0.0, "top_k": None, "top_p": None},
+        "seed": 0,
+        "prompt_tokens": 3,
+        "new_tokens": 1 + sum(r[2] for r in rounds),
+        "finished": "budget",
+        "rounds": rounds,
+        "prefill_s": prefill,
+        "draft_s": draft,
+        "verify_s": verify,
+        "overhead_s": overhead,
+        "total_s": sum(seconds),
+        "equal_to_plain": True,
+        "first_difference": None,
+        **changes,
+    }
+
+
+def plain(tokens, **changes):
+    return sample("plain", 0, [[0, 0, 1, None]] * tokens, **changes)
+
+
+def by_name(document, sampler=0):
+    return {c["contender"]: c for c in document["samplers"][sampler]["contenders"]}
+
+
+def test_hand_worked_rounds(simulator):
+    """Accept flags 1011, 1111, 0100: accepted prefixes 1, 4, 0."""
+    rounds = [[4, 1, 2, None], [4, 4, 5, None], [4, 0, 1, None]]
+    seconds = (0.1, 0.3, 0.6, 0.1)
+    document = summarise(
+        [plain(8, seconds=(0.1, 0.0, 1.6, 0.0)), sample("medusa k=4", 4, rounds, seconds=seconds)],
+        context=simulator.context,
+    )
+    numbers = by_name(document)["medusa k=4"]["pooled"]
+    assert numbers["accepted_prefix"] == {"mean": pytest.approx(5 / 3), "histogram": [1, 1, 0, 0, 1]}
+    assert [row["rate"] for row in numbers["marginal_survival"]] == pytest.approx(
+        [2 / 3, 1 / 3, 1 / 3, 1 / 3]
+    )
+    assert [row["accepted"] for row in numbers["marginal_survival"]] == [2, 1, 1, 1]
+    assert [row["rate"] for row in numbers["conditional_acceptance"]] == pytest.approx([2 / 3, 1 / 2, 1, 1])
+    assert [row["proposed"] for row in numbers["conditional_acceptance"]] == [3, 2, 1, 1]
+    assert numbers["tokens_per_full_round"] == pytest.approx(8 / 3)
+    assert numbers["tokens_per_round"] == {"value": pytest.approx(8 / 3), "low": None, "high": None}
+    assert numbers["speedup"]["decode"]["value"] == pytest.approx((8 / 1.0) / (8 / 1.6))
+    assert numbers["speedup"]["total"]["value"] == pytest.approx((9 / 1.1) / (9 / 1.7))
+    assert numbers["accepted_draft_tokens_per_second"]["value"] == pytest.approx(5 / 1.1)
+    assert numbers["shares"]["draft"] == pytest.approx(0.3 / 1.1)
+    cost = numbers["cost"]
+    assert cost["plain_step_ms"] == pytest.approx(200)
+    assert cost["draft_cost_per_token"] == pytest.approx(0.3 / 12 / 0.2)
+    assert cost["verify_cost_per_round"] == pytest.approx(1.0)
+    assert cost["break_even_tokens_per_round"] == pytest.approx(1.0 / 3 / 0.2)
+    assert cost["predicted_speedup"] == pytest.approx(cost["measured_speedup"])
+    assert cost["by_k"][0]["speedup"] == pytest.approx((5 / 3) / (0.125 + 1 + 1 / 6))
+
+
+def test_rates_are_pooled(simulator):
+    samples = [
+        plain(99, conversation="a", seconds=(0.1, 0.0, 0.9, 0.0)),
+        plain(299, conversation="b", seconds=(0.5, 0.0, 5.5, 0.0)),
+    ]
+    numbers = by_name(summarise(samples, context=simulator.context))["plain"]["pooled"]
+    assert numbers["tokens_per_second"]["value"] == pytest.approx(400 / 7)
+    assert numbers["speedup"] is None
+    assert numbers["cost"] is None
+
+
+def test_clipped_rounds_stand_apart(simulator):
+    rounds = [[3, 1, 2, None], [3, 3, 2, "eos"]]
+    document = summarise([plain(4), sample("eagle3 k=3", 3, rounds)], context=simulator.context)
+    numbers = by_name(document)["eagle3 k=3"]["pooled"]
+    assert (numbers["rounds"], numbers["clipped_rounds"], numbers["tokens"]) == (2, 1, 4)
+    assert (
+        numbers["accepted_draft_tokens"] == 3
+    )  # the third accepted token of the clipped round was thrown away
+    assert numbers["tokens_per_round"]["value"] == 2
+    assert numbers["accepted_prefix"]["histogram"] == [0, 1, 0, 0]
+    assert numbers["marginal_survival"][0] == {"position": 1, "rate": 1.0, "accepted": 1, "rounds": 1}
+
+
+def test_known_acceptance_is_inside_the_intervals(simulator):
+    samples = simulator.samples({"desk": {"eagle3": 0.7}}, conversations=30, new_tokens=300)
+    document = summarise(samples, context=simulator.context)
+    numbers = by_name(document)["eagle3 k=5"]["pooled"]
+    tokens = expected_tokens(0.7, 5)
+    assert numbers["tokens_per_round"]["low"] < tokens < numbers["tokens_per_round"]["high"]
+    for row in numbers["conditional_acceptance"]:
+        assert row["rate"] == pytest.approx(0.7, abs=0.04)
+    for row in numbers["marginal_survival"]:
+        assert row["rate"] == pytest.approx(0.7 ** row["position"], abs=0.04)
+    # costs of the simulator: a plain step takes 1.02, a round 5·0.10 + 1.55 + 0.05
+    speedup = numbers["speedup"]["decode"]
+    assert speedup["low"] < tokens * 1.02 / 2.10 < speedup["high"]
+    assert numbers["cost"]["draft_cost_per_token"] == pytest.approx(0.10 / 1.02, rel=0.03)
+    assert numbers["cost"]["relative_difference"] == pytest.approx(0.002, abs=0.001)
+    shorter = by_name(document)["eagle3 k=3"]["pooled"]["cost"]["from_sibling"]
+    assert shorter["contender"] == "eagle3 k=5"
+    assert shorter["tokens_per_round"] == pytest.approx(expected_tokens(0.7, 3), rel=0.03)
+    assert numbers["cost"]["from_sibling"] is None
+
+
+def test_document_is_json_and_checks(simulator):
+    samples = simulator.samples(ALPHAS, conversations=6) + simulator.samples(
+        ALPHAS, conversations=6, temperature=1.0
+    )
+    document = summarise(samples, context=simulator.context | {"teacher_forced": []})
+    check_document(json.loads(json.dumps(document, allow_nan=False)))
+    assert [block["name"] for block in document["samplers"]] == ["greedy (T=0)", "T=1"]
+    assert document["samplers"][1]["exactness"] == []
+    assert "teacher_forced" not in document["context"]
+
+
+def test_order_of_samples_does_not_matter(simulator):
+    samples = simulator.samples(ALPHAS, conversations=6)
+    shuffled = random.Random(1).sample(samples, len(samples))
+    first, second = (by_name(summarise(s, context=simulator.context)) for s in (samples, shuffled))
+    assert (
+        first["eagle3 k=5"]["by_kind"]["chat"]["speedup"]
+        == second["eagle3 k=5"]["by_kind"]["chat"]["speedup"]
+    )
+    assert (
+        first["eagle3 k=5"]["pooled"]["tokens_per_round"]
+        == second["eagle3 k=5"]["pooled"]["tokens_per_round"]
+    )
+
+
+def test_verdict_by_kind(simulator):
+    document = summarise(simulator.samples(ALPHAS, conversations=12), context=simulator.context)
+    verdict = document["samplers"][0]["verdict"]
+    desk, chat = verdict["by_kind"]["desk"], verdict["by_kind"]["chat"]
+    assert (desk["decision"], desk["contender"], desk["k"]) == ("on", "eagle3 k=5", 5)
+    assert desk["best"]["decode_speedup"]["low"] > 1
+    assert (chat["decision"], chat["contender"], chat["k"]) == ("off", None, 0)
+    assert chat["reason"] == "slower than plain decoding"
+    assert chat["best"]["decode_speedup"]["high"] < 1
+
+
+def test_undecided_is_off_and_says_how_many_conversations_it_takes():
+    assert conversations_needed({"value": 1.1, "low": 0.99, "high": 1.22}, 10) == 13
+    assert conversations_needed({"value": 0.99, "low": 0.9, "high": 1.1}, 10) is None
+    assert conversations_needed({"value": 1.0001, "low": 0.9, "high": 1.1}, 10) is None
+
+
+def test_interval_that_includes_one_is_off(simulator):
+    # break-even α of the simulator's eagle3 at k=5, scattered widely between conversations
+    samples = simulator.samples({"desk": {"eagle3": 0.52}}, conversations=10, spread=0.12, seed=3)
+    verdict = summarise(samples, context=simulator.context)["samplers"][0]["verdict"]["overall"]
+    low, high = verdict["best"]["decode_speedup"]["low"], verdict["best"]["decode_speedup"]["high"]
+    assert low < 1 < high
+    assert verdict["decision"] == "off"
+    assert verdict["reason"].startswith("the interval includes 1")
+
+
+@pytest.mark.parametrize("count", [1, 5])
+def test_too_few_conversations_are_off(simulator, count):
+    samples = simulator.samples({"desk": {"eagle3": 0.9}}, conversations=count)
+    verdict = summarise(samples, context=simulator.context)["samplers"][0]["verdict"]["overall"]
+    assert verdict["decision"] == "off"
+    assert verdict["reason"] == f"too few conversations: {count}, at least 6 are needed"
+    assert verdict["best"]["decode_speedup"]["value"] > 1
+
+
+def _differ(samples, contender, **difference):
+    found = next(s for s in samples if s["contender"] == contender)
+    found |= {"equal_to_plain": False, "first_difference": difference}
+
+
+def test_near_ties_are_told_from_wrong_outputs(simulator):
+    samples = simulator.samples({"desk": {"eagle3": 0.8, "ngram": 0.5}}, conversations=8)
+    _differ(samples, "eagle3 k=3", position=4, logit_gap=1e-5)
+    _differ(samples, "eagle3 k=5", position=7, logit_gap=1.5)
+    block = summarise(samples, context=simulator.context)["samplers"][0]
+    exactness = {e["contender"]: e for e in block["exactness"]}
+    assert (exactness["eagle3 k=3"]["equal"], exactness["eagle3 k=3"]["near_ties"]) == (7, 1)
+    assert exactness["eagle3 k=5"]["unexplained"] == 1
+    assert exactness["eagle3 k=5"]["differences"] == [
+        {"conversation": "desk-0", "kind": "desk", "position": 7, "logit_gap": 1.5}
+    ]
+    assert block["verdict"]["overall"]["contender"] == "eagle3 k=3"  # k=5 is faster, but not exact
+
+
+def test_no_exact_contender_is_off(simulator):
+    samples = simulator.samples({"desk": {"ngram": 0.9}}, conversations=8)
+    _differ(samples, "ngram k=5", position=0, logit_gap=None)
+    verdict = summarise(samples, context=simulator.context)["samplers"][0]["verdict"]["overall"]
+    assert (verdict["decision"], verdict["best"]) == ("off", None)
+    assert "ngram k=5" in verdict["reason"]
+
+
+def test_speedup_above_tokens_per_round_fails(simulator):
+    samples = simulator.samples({"desk": {"eagle3": 0.5}}, conversations=8)
+    for found in samples:
+        if found["contender"] == "plain":
+            for part in ("verify_s", "total_s"):
+                found[part] *= 3
+    with pytest.raises(
+        SpectrainError, match=r"'eagle3 k=[35]'.* decode speedup of .* exceeds .* tokens per round"
+    ):
+        summarise(samples, context=simulator.context)
+
+
+def test_unclipped_round_that_loses_a_token_fails(simulator):
+    with pytest.raises(SpectrainError, match=r"'eagle3 k=3'.*accepted \+ 1"):
+        summarise([plain(2), sample("eagle3 k=3", 3, [[3, 2, 2, None]])], context=simulator.context)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"new_tokens": 9}, "9 new tokens"),
+        ({"total_s": 0.2}, "of a total of 0.2000 s"),
+        ({"draft_s": -0.1}, "draft_s is not a duration"),
+        ({"rounds": [[4, 1, 2, None]]}, "proposed 4"),
+        ({"rounds": [[3, 1, 2, "length"]]}, "'length'"),
+    ],
+)
+def test_malformed_samples_are_named(simulator, changes, message):
+    bad = sample("eagle3 k=3", 3, [[3, 1, 2, None]]) | changes
+    with pytest.raises(SpectrainError, match=message) as error:
+        summarise([plain(2), bad], context=simulator.context)
+    assert "'eagle3 k=3'" in str(error.value)
+
+
+def test_missing_field_is_named(simulator):
+    bad = plain(2)
+    del bad["verify_s"]
+    with pytest.raises(SpectrainError, match="verify_s"):
+        summarise([bad], context=simulator.context)
+
+
+def test_contenders_must_answer_the_same_conversations(simulator):
+    pair = [plain(2), sample("eagle3 k=3", 3, [[3, 1, 2, None]])]
+    with pytest.raises(SpectrainError, match=r"'eagle3 k=3'.*'b'"):
+        summarise([*pair, plain(2, conversation="b")], context=simulator.context)
+    with pytest.raises(SpectrainError, match="more than once"):
+        summarise([*pair, copy.deepcopy(pair[1])], context=simulator.context)
+    with pytest.raises(SpectrainError, match="plain"):
+        summarise(pair[1:], context=simulator.context)
+    with pytest.raises(SpectrainError, match="no raw samples"):
+        summarise([], context=simulator.context)
+
+
+def test_answers_of_one_token_are_refused(simulator):
+    with pytest.raises(SpectrainError, match="not one round"):
+        summarise([plain(0)], context=simulator.context)
+
+
+def test_context_is_checked(simulator):
+    context = copy.deepcopy(simulator.context)
+    del context["device"]["dtype"]
+    with pytest.raises(SpectrainError, match=r"device\.dtype"):
+        summarise([plain(2)], context=context)
+
+
+def test_teacher_forced_rows_are_checked(simulator):
+    context = simulator.context | {"teacher_forced": [{"temperature": 1.0, "kind": "desk", "depth": 1}]}
+    with pytest.raises(SpectrainError, match=r"teacher_forced\[0\]\.alpha"):
+        summarise([plain(2)], context=context)
+
+
+def test_the_document_keeps_its_own_context(simulator):
+    context = copy.deepcopy(simulator.context)
+    document = summarise([plain(2)], context=context)
+    context["device"]["name"] = "another"
+    assert document["context"]["device"]["name"] == "2-core CPU"

@@ -1,0 +1,392 @@
+"""The torch kernel has the law that law.py enumerates.
+
+`kernel_law` runs over every proposal and integrates the kernel over its uniforms. The verdict is piecewise
+constant in each uniform, with known rational breakpoints; the kernel is called just inside both ends of every
+piece, must answer the same at both, and the pieces are weighed in Fractions. So the laws are compared with `==`.
+"""
+
+import math
+from fractions import Fraction
+from itertools import pairwise, product
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from spectrain.errors import SpectrainError
+from spectrain.exact.law import (
+    as_law,
+    chain_round,
+    expected_accepted,
+    first_token_law,
+    normalised,
+    point,
+    resampled,
+)
+from spectrain.exact.sampler import Sampler, draw
+from spectrain.exact.verify.chain import (
+    ChainVerdict,
+    acceptance_probability,
+    check_chain,
+    check_probabilities,
+    verify_chain,
+)
+
+V = 3
+INSIDE = 1e-9  # the ends of a piece; pieces are wider than this by orders of magnitude
+
+
+def tensor(rows):
+    return torch.tensor([[float(value) for value in row] for row in rows], dtype=torch.float64)
+
+
+def constant(law):
+    return lambda prefix: law
+
+
+def cells(breakpoints):
+    inner = {b for b in breakpoints if 0 < b < 1}
+    return list(pairwise(sorted({Fraction(0), Fraction(1)} | inner)))
+
+
+def inverse_cdf_breakpoints(weights):
+    total, running, points = sum(weights), Fraction(0), []
+    for weight in weights:
+        running += weight
+        points.append(running / total if total else Fraction(0))
+    return points
+
+
+def pieces(p_rows, q_rows, tokens):
+    """The cells of every uniform: acceptance thresholds, then the steps of every repair or bonus law."""
+    ratios = [p[x] / q[x] for p, q, x in zip(p_rows[:-1], q_rows, tokens, strict=True)]
+    residuals = [
+        [max(pi - qi, Fraction(0)) for pi, qi in zip(p, q, strict=True)]
+        for p, q in zip(p_rows[:-1], q_rows, strict=True)
+    ]
+    last = [b for row in [*p_rows, *residuals] for b in inverse_cdf_breakpoints(row)]
+    return product(*(cells([ratio]) for ratio in ratios), cells(last))
+
+
+def kernel_law(target, proposal, k, *, scored=None, points=False, kernel=verify_chain):
+    """Outcomes of a round by the torch kernel. `points`: tell it that the tokens were chosen (q None)."""
+    score = proposal if scored is None else scored
+    weights, all_tokens, p_all, q_all, low, high = [], [], [], [], [], []
+    size = len(target(()))
+    for tokens in product(range(size), repeat=k):
+        drawn = math.prod((proposal(tokens[:i])[x] for i, x in enumerate(tokens)), start=Fraction(1))
+        if not drawn:
+            continue
+        p_rows = [target(tokens[:i]) for i in range(k + 1)]
+        q_rows = [score(tokens[:i]) for i in range(k)]
+        for piece in pieces(p_rows, q_rows, tokens):
+            weights.append(drawn * math.prod((b - a for a, b in piece), start=Fraction(1)))
+            all_tokens.append(tokens)
+            p_all.append(tensor(p_rows))
+            q_all.append(tensor(q_rows).reshape(k, size))
+            low.append([float(a) + INSIDE for a, _ in piece])
+            high.append([float(b) - INSIDE for _, b in piece])
+    p, q = torch.stack(p_all), None if points else torch.stack(q_all)
+    tokens_NK = torch.tensor(all_tokens, dtype=torch.int64).reshape(len(weights), k)
+    ends = [kernel(p, q, tokens_NK, torch.tensor(u, dtype=torch.float64)) for u in (low, high)]
+    assert torch.equal(ends[0].accepted, ends[1].accepted)
+    assert torch.equal(ends[0].token, ends[1].token)
+    outcomes = {}
+    for weight, tokens, accepted, token in zip(
+        weights, all_tokens, ends[0].accepted.tolist(), ends[0].token.tolist(), strict=True
+    ):
+        committed = (*tokens[:accepted], token)
+        outcomes[committed] = outcomes.get(committed, 0) + weight
+    return outcomes
+
+
+def tables(depth):
+    prefixes = [prefix for n in range(depth) for prefix in product(range(V), repeat=n)]
+    row = st.lists(st.integers(0, 4), min_size=V, max_size=V).filter(any).map(normalised)
+    size = len(prefixes)
+    return st.lists(row, min_size=size, max_size=size).map(
+        lambda laws: dict(zip(prefixes, laws, strict=True))
+    )
+
+
+@settings(max_examples=40, deadline=None)
+@given(tables(3), tables(3), st.integers(0, 2), st.booleans())
+def test_the_kernel_has_the_enumerated_law(p, q, k, same):
+    target, proposal = p.__getitem__, (p if same else q).__getitem__
+    outcomes = kernel_law(target, proposal, k)
+    assert outcomes == chain_round(target, proposal, k)
+    assert first_token_law(outcomes, V) == p[()]
+    if same:
+        assert expected_accepted(outcomes) == k
+
+
+@settings(max_examples=40, deadline=None)
+@given(tables(3), tables(3), st.integers(0, 2))
+def test_chosen_tokens_have_the_enumerated_law_of_point_masses(p, q, k):
+    def chosen(prefix):
+        return point(max(range(V), key=q[prefix].__getitem__), V)
+
+    outcomes = kernel_law(p.__getitem__, chosen, k, points=True)
+    assert outcomes == chain_round(p.__getitem__, chosen, k)
+    assert outcomes == kernel_law(p.__getitem__, chosen, k)  # q None is q one-hot
+    assert first_token_law(outcomes, V) == p[()]
+
+
+def test_worked_example():
+    p, q = as_law([".1", ".3", ".6"]), as_law([".4", ".4", ".2"])
+    outcomes = kernel_law(constant(p), constant(q), 1)
+    accepted = [sum(w for x, w in outcomes.items() if len(x) == 2 and x[0] == j) for j in range(3)]
+    assert accepted == [Fraction(1, 10), Fraction(3, 10), Fraction(2, 10)]
+    assert {x: w for x, w in outcomes.items() if len(x) == 1} == {(2,): Fraction(4, 10)}
+
+
+def test_a_kernel_that_repairs_from_p_is_caught():
+    def wrong(p_BKV, q_BKV, tokens_BK, uniforms_BK):
+        verdict = verify_chain(p_BKV, q_BKV, tokens_BK, uniforms_BK)
+        p_BV = p_BKV[torch.arange(len(p_BKV)), verdict.accepted]
+        return ChainVerdict(verdict.accepted, draw(p_BV, uniforms_BK[:, -1]))
+
+    p, q = as_law([".1", ".3", ".6"]), as_law([".4", ".4", ".2"])
+    outcomes = kernel_law(constant(p), constant(q), 1, kernel=wrong)
+    assert outcomes == chain_round(constant(p), constant(q), 1, repair=resampled)
+    assert first_token_law(outcomes, 3) == as_law([".14", ".42", ".44"]) != p
+
+
+def test_the_warped_law_of_a_truncated_draft_is_the_one_to_verify_with():
+    p, raw = as_law([".5", ".25", ".25", "0"]), as_law([".4", ".3", ".2", ".1"])
+    warped = as_law(["4/7", "3/7", "0", "0"])
+    sampled = Sampler(1.0, top_k=2).probabilities(tensor([raw]).log())
+    torch.testing.assert_close(sampled, tensor([warped]))
+    right = kernel_law(constant(p), constant(warped), 1)
+    assert first_token_law(right, 4) == p
+    assert expected_accepted(right) == Fraction(3, 4)
+    wrong = kernel_law(constant(p), constant(warped), 1, scored=constant(raw))
+    assert first_token_law(wrong, 4) == as_law(["13/21", "5/14", "1/42", "0"])
+
+
+def test_an_argmax_draft_must_be_verified_as_a_point_mass():
+    p, q = as_law([".4", ".35", ".25"]), as_law([".5", ".3", ".2"])
+    choose = constant(point(0, 3))
+    assert first_token_law(kernel_law(constant(p), choose, 1, points=True), 3) == p
+    wrong = kernel_law(constant(p), choose, 1, scored=constant(q))
+    assert first_token_law(wrong, 3) == as_law([".8", ".1", ".1"])
+
+
+def test_a_chosen_token_is_accepted_with_its_target_probability():
+    p = as_law([".51", ".49"])
+    outcomes = kernel_law(constant(p), constant(point(0, 2)), 1, points=True)
+    assert expected_accepted(outcomes) == Fraction(51, 100)
+    assert first_token_law(outcomes, 2) == p
+
+
+@pytest.mark.parametrize("law", [point(1, 4), as_law(["1/4"] * 4)], ids=["one-hot", "uniform"])
+def test_equal_laws_always_accept(law):
+    uniforms = torch.tensor([[0.0, 0.0], [0.5, 0.5], [1 - 2**-53, 1 - 2**-53]], dtype=torch.float64)
+    for dtype in (torch.float32, torch.float64):
+        p = tensor([law, law]).to(dtype).expand(3, 2, 4)
+        verdict = verify_chain(p, p[:, :1], torch.ones(3, 1, dtype=torch.int64), uniforms)
+        assert verdict.accepted.tolist() == [1, 1, 1]
+        assert verdict.token.tolist() == draw(p[:, 1], uniforms[:, 1]).tolist()
+
+
+def test_nothing_left_after_a_forced_rejection_draws_from_p():
+    # Rounding left q a little above p: the residual is zero, and normalising it would give NaN.
+    p = torch.tensor([[[0.5, 0.499999, 0.0], [0.0, 0.0, 1.0]]])
+    before = p.clone()
+    uniforms = torch.tensor([[1 - 1e-9, 0.75]], dtype=torch.float64)
+    q = torch.tensor([[[0.500001, 0.499999, 0.0]]])
+    verdict = verify_chain(p, q, torch.tensor([[0]]), uniforms)
+    assert (verdict.accepted.item(), verdict.token.item()) == (0, 1)
+    one_hot = torch.tensor([[[0.0, 0.999999, 0.0], [0.0, 0.0, 1.0]]])
+    verdict = verify_chain(one_hot, None, torch.tensor([[1]]), uniforms.fill_(0.9999999))
+    assert (verdict.accepted.item(), verdict.token.item()) == (0, 1)
+    assert torch.equal(p, before)
+
+
+def test_a_token_of_target_probability_zero_is_never_accepted():
+    p = torch.tensor([[[0.0, 1.0], [0.5, 0.5]]])
+    for q in (None, torch.tensor([[[1.0, 0.0]]])):
+        verdict = verify_chain(p, q, torch.tensor([[0]]), torch.zeros(1, 2, dtype=torch.float64))
+        assert (verdict.accepted.item(), verdict.token.item()) == (0, 1)
+
+
+def test_greedy_laws_accept_the_common_prefix_and_repair_with_the_target():
+    one_hot = torch.eye(5)
+    target = torch.tensor([[1, 2, 3, 4], [1, 2, 3, 4], [0, 0, 0, 0]])
+    proposed = torch.tensor([[1, 2, 3], [1, 0, 3], [4, 0, 0]])
+    uniforms = torch.rand(3, 4, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    for q in (None, one_hot[proposed]):
+        verdict = verify_chain(one_hot[target], q, proposed, uniforms)
+        assert verdict.accepted.tolist() == [3, 1, 0]
+        assert verdict.token.tolist() == [4, 2, 0]
+
+
+def random_round(batch, k, vocabulary, seed, dtype=torch.float64):
+    generator = torch.Generator().manual_seed(seed)
+    logits = 3 * torch.randn(batch, k + 1, vocabulary, generator=generator, dtype=torch.float64)
+    noise = torch.randn(batch, k, vocabulary, generator=generator, dtype=torch.float64)
+    p, q = (Sampler(1.0).probabilities(x.to(dtype)) for x in (logits, logits[:, :k] + noise))
+    uniforms = torch.rand(batch, k + 1, generator=generator, dtype=torch.float64)
+    tokens = draw(q, torch.rand(batch, k, generator=generator, dtype=torch.float64))
+    return p, q, tokens, uniforms
+
+
+@pytest.mark.parametrize("points", [False, True])
+def test_padding_never_matches_and_rows_do_not_touch(points):
+    p, q, tokens, uniforms = random_round(batch=64, k=4, vocabulary=6, seed=1)
+    q = None if points else q
+    lengths = torch.arange(64) % 5
+    padding = torch.arange(4) >= lengths[:, None]
+    padded_q = None if q is None else q.masked_fill(padding[..., None], math.nan)
+    padded = verify_chain(p, padded_q, tokens.masked_fill(padding, -100), uniforms, lengths)
+    for row, length in enumerate(lengths.tolist()):
+        columns = [*range(length), 4]
+        alone = verify_chain(
+            p[row : row + 1, : length + 1],
+            None if q is None else q[row : row + 1, :length],
+            tokens[row : row + 1, :length],
+            uniforms[row : row + 1, columns],
+        )
+        assert padded.accepted[row] == alone.accepted.item()
+        assert padded.token[row] == alone.token.item()
+    assert (padded.accepted <= lengths).all()
+    assert padded.accepted.unique().numel() > 2  # the case is not a trivial one
+
+
+def test_the_inputs_stay_as_they_were():
+    inputs = random_round(batch=4, k=3, vocabulary=6, seed=2)
+    before = [x.clone() for x in inputs]
+    verify_chain(*inputs, torch.tensor([3, 2, 1, 0]))
+    verify_chain(inputs[0], None, *inputs[2:])
+    assert all(torch.equal(x, y) for x, y in zip(inputs, before, strict=True))
+
+
+def test_no_proposals_draw_from_p():
+    p, _, _, uniforms = random_round(batch=5, k=0, vocabulary=6, seed=3)
+    empty = torch.empty(5, 0, dtype=torch.int64)
+    for q in (None, torch.empty(5, 0, 6)):
+        verdict = verify_chain(p, q, empty, uniforms)
+        check_chain(p, q, empty, uniforms)
+        assert verdict.accepted.tolist() == [0] * 5
+        assert torch.equal(verdict.token, draw(p[:, 0], uniforms[:, 0]))
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    st.lists(st.integers(0, 9), min_size=V, max_size=V).filter(any),
+    st.lists(st.integers(0, 9), min_size=V, max_size=V).filter(any),
+)
+def test_rows_that_miss_a_sum_of_one_cost_no_more_than_they_miss(p, q):
+    p, q = [Fraction(x, 16) for x in p], [Fraction(x, 16) for x in q]  # sums far from 1, exact in binary
+    outcomes = kernel_law(constant(p), constant(normalised(q)), 1, scored=constant(q))
+    law = first_token_law(outcomes, V)
+    distance = sum(abs(a - b) for a, b in zip(law, normalised(p), strict=True)) / 2
+    assert sum(law) == 1
+    assert distance <= abs(sum(p) - sum(q)) / max(sum(p), sum(q))
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_float32_rows_over_a_real_vocabulary(temperature):
+    generator = torch.Generator().manual_seed(4)
+    logits = 2 * torch.randn(2, 6, 49152, generator=generator)
+    p = Sampler(temperature).probabilities(logits)
+    q = Sampler(temperature).probabilities(logits + 1e-6 * torch.randn(logits.shape, generator=generator))[
+        :, :5
+    ]
+    tokens = draw(q, torch.rand(2, 5, generator=generator, dtype=torch.float64))
+    uniforms = torch.rand(2, 6, generator=generator, dtype=torch.float64)
+    verdict = verify_chain(p, q, tokens, uniforms)
+    assert verdict.accepted.tolist() == [5, 5]  # p and q differ by rounding only
+    assert (p[:, 5].gather(-1, verdict.token[:, None]) > 0).all()
+    forced = verify_chain(p, q, tokens, torch.full_like(uniforms, 1 - 2**-53))
+    emitted = p[torch.arange(2), forced.accepted].gather(-1, forced.token[:, None])
+    assert (emitted > 0).all()
+
+
+def test_ids_may_be_int32():
+    p, q, tokens, uniforms = random_round(batch=8, k=3, vocabulary=6, seed=5)
+    one, other = verify_chain(p, q, tokens, uniforms), verify_chain(p, q, tokens.int(), uniforms)
+    assert torch.equal(one.accepted, other.accepted)
+    assert torch.equal(one.token, other.token)
+
+
+def test_nothing_waits_for_the_device():
+    """Meta tensors hold no values: whatever reads one, or has a shape that depends on one, raises."""
+    p, q = torch.empty(2, 6, 100, device="meta"), torch.empty(2, 5, 100, device="meta")
+    tokens = torch.empty(2, 5, device="meta", dtype=torch.int64)
+    uniforms = torch.empty(2, 6, device="meta", dtype=torch.float64)
+    lengths = torch.empty(2, device="meta", dtype=torch.int64)
+    for case in ((q, None), (None, None), (q, lengths), (None, lengths)):
+        verdict = verify_chain(p, case[0], tokens, uniforms, case[1])
+        assert verdict.accepted.shape == verdict.token.shape == (2,)
+
+
+def test_acceptance_probability_is_the_accepted_length_of_one_proposal_and_has_a_gradient():
+    p, q = as_law([".5", ".3", ".2"]), as_law([".2", ".7", ".1"])
+    drafted = tensor([q]).requires_grad_()
+    alpha = acceptance_probability(tensor([p]), drafted)
+    assert alpha.item() == pytest.approx(float(expected_accepted(chain_round(constant(p), constant(q), 1))))
+    alpha.sum().backward()
+    assert drafted.grad is not None
+    assert drafted.grad.tolist() == [[1.0, 0.0, 1.0]]
+
+
+@pytest.mark.parametrize(
+    ("rows", "complaint"),
+    [
+        ([[0.5, 0.6, -0.1]], "expected no negative probability"),
+        ([[0.5, math.nan, 0.5]], "not finite"),
+        ([[math.inf, 0.0, 0.0]], "not finite"),
+        ([[0.5, 0.3, 0.2], [0.5, 0.3, 0.2 + 2e-12]], "found a row of sum 1.00000000000"),
+        ([[0.5, 0.3, 0.1]], "expected 1 within 1e-12; normalise the rows in float64"),
+        ([[0.0, 0.0, 0.0]], "found a row of sum 0.0"),
+    ],
+)
+def test_rows_that_are_no_laws_are_refused_and_never_clipped(rows, complaint):
+    with pytest.raises(SpectrainError, match=f"draft: .*{complaint}"):
+        check_probabilities(torch.tensor(rows, dtype=torch.float64), "draft")
+
+
+def test_laws_pass():
+    check_probabilities(torch.tensor([[0.5, 0.3, 0.2], [0.5, 0.3, 0.2 + 5e-13]], dtype=torch.float64), "p")
+    check_probabilities(torch.eye(4), "p")  # float32 is fine where it is exact
+    check_chain(*random_round(batch=4, k=3, vocabulary=6, seed=6))
+    with pytest.raises(SpectrainError, match="floating-point rows"):
+        check_probabilities(torch.eye(4).long(), "p")
+
+
+@pytest.mark.parametrize(
+    ("change", "complaint"),
+    [
+        ({"p": lambda x: x[:, :3]}, r"p: found shape \[4, 3, 6\], expected \[4, 4, 6\]"),
+        ({"p": lambda x: x[0]}, "p: found shape"),
+        ({"p": lambda x: x * 0.9}, "p: found a row of sum"),
+        ({"q": lambda x: x[..., :5]}, r"q: found shape \[4, 3, 5\], expected \[4, 3, 6\]"),
+        ({"q": lambda x: -x}, "q: found .* expected no negative"),
+        ({"q": lambda x: torch.eye(6, dtype=x.dtype)[5].expand_as(x)}, "q: found 0 for a proposed token"),
+        ({"tokens": lambda x: x[0]}, r"tokens: found shape \[3\], expected \[B, K\]"),
+        ({"tokens": lambda x: x + 6}, r"tokens: found an id outside 0\.\.5"),
+        ({"uniforms": lambda x: x[:, :3]}, "uniforms: found shape"),
+        ({"uniforms": lambda x: x + 1}, r"uniforms: found a value outside \[0, 1\)"),
+        ({"lengths": lambda x: x[:2]}, "lengths: found shape"),
+        ({"lengths": lambda x: x + 1}, r"lengths: found \[4, 4, 4, 4\], expected 0\.\.3"),
+    ],
+)
+def test_calls_that_make_no_sense_are_refused_by_name(change, complaint):
+    p, q, tokens, uniforms = random_round(batch=4, k=3, vocabulary=6, seed=7)
+    # token 5 is never proposed here, so that a q which is certain of it cannot have drawn these
+    tokens = tokens.clamp(max=4)
+    call = {"p": p, "q": q, "tokens": tokens, "uniforms": uniforms, "lengths": torch.full((4,), 3)}
+    check_chain(*call.values())
+    ((name, wrong),) = change.items()
+    call[name] = wrong(call[name])
+    with pytest.raises(SpectrainError, match=complaint):
+        check_chain(*call.values())
+
+
+def test_padding_is_not_checked():
+    p, q, tokens, uniforms = random_round(batch=4, k=3, vocabulary=6, seed=8)
+    lengths = torch.tensor([0, 1, 2, 3])
+    padding = torch.arange(3) >= lengths[:, None]
+    check_chain(p, q.masked_fill(padding[..., None], 0.0), tokens.masked_fill(padding, -1), uniforms, lengths)

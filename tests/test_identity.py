@@ -1,0 +1,249 @@
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+from safetensors.torch import save_file
+from tokenizers import AddedToken, decoders, normalizers, processors
+from transformers import AutoTokenizer, ByT5Tokenizer
+
+from spectrain.errors import SpectrainError
+from spectrain.files import json_digest
+from spectrain.identity import (
+    DECODE_COMPONENTS,
+    TargetIdentity,
+    check_rows,
+    compare,
+    compare_targets,
+    target_identity,
+    tokenizer_identity,
+    weights_digest,
+)
+
+
+@pytest.fixture(scope="module")
+def original(make_tokenizer):
+    return tokenizer_identity(make_tokenizer())
+
+
+def test_the_same_tokenizer_is_identical_and_its_digests_are_stable(original, make_tokenizer):
+    again = tokenizer_identity(make_tokenizer())
+    assert compare(original, again).level == "identical"
+    assert compare(original, again).first_difference is None
+    assert original.decode_digest == again.decode_digest
+    assert original.traffic_digest == again.traffic_digest
+    assert json_digest(dict(original.components)) == json_digest(json.loads(json.dumps(again.components)))
+
+
+def test_identity_survives_saving_and_calls_with_padding(original, make_tokenizer, tmp_path):
+    tokenizer = make_tokenizer()
+    tokenizer(["hello", "hello 123 world"], padding=True, truncation=True, max_length=4)
+    assert compare(original, tokenizer_identity(tokenizer)).level == "identical"
+    tokenizer.save_pretrained(tmp_path)
+    assert compare(original, tokenizer_identity(AutoTokenizer.from_pretrained(tmp_path))).level == "identical"
+
+
+def test_swapped_ids_are_refused_and_named(original, make_tokenizer):
+    vocabulary = original.components["vocabulary"]
+    a, b = original.tokens[7], original.tokens[8]
+    found = compare(original, tokenizer_identity(make_tokenizer(swap=(a, b))))
+    assert found.level == "different"
+    assert found.first_difference == f"vocabulary: token {a!r}: id 7 against 8"
+    assert vocabulary[a] == 7
+
+
+@pytest.mark.parametrize("step", [1, 37])
+def test_every_swap_is_seen(original, make_tokenizer, step):
+    for index in range(0, 200, 25):
+        pair = original.tokens[index], original.tokens[index + step]
+        found = compare(original, tokenizer_identity(make_tokenizer(swap=pair)))
+        assert found.level == "different"
+        assert f"{pair[0]!r}: id {index} against {index + step}" in str(found.first_difference)
+
+
+def test_a_token_that_one_side_lacks_is_named(original, make_tokenizer):
+    more = tokenizer_identity(make_tokenizer(added=(AddedToken("<think>"),)))
+    assert compare(original, more).first_difference == "vocabulary: token '<think>': id absent against 266"
+    assert compare(more, original).first_difference == "vocabulary: token '<think>': id 266 against absent"
+
+
+def test_another_pre_tokenizer_names_itself_and_the_first_probe(original, make_tokenizer):
+    pattern = r"\p{N}|\p{L}+|\s+|[^\s\p{L}\p{N}]+"
+    found = compare(original, tokenizer_identity(make_tokenizer(pattern=pattern)))
+    assert found.level == "compatible"
+    assert len(found.differences) == 1
+    message = str(found.first_difference)
+    assert message.startswith("pre_tokenizer: pretokenizers[0].pattern.Regex")
+    assert "probe '0 12 345 6789" in message
+    assert "['12', " in message
+    assert "['1', '2', " in message
+    assert "harmless in decoding" in message
+
+
+MILD = {
+    "model": {"drop_merge": True},
+    "chat_template": {"template": "{{ messages }}"},
+    "padding_id": {"pad": "<|endoftext|>"},
+}
+
+
+@pytest.mark.parametrize("component", MILD)
+def test_traffic_mutations_are_compatible_and_named(original, make_tokenizer, component):
+    other = tokenizer_identity(make_tokenizer(**MILD[component]))
+    found = compare(original, other)
+    assert found.level == "compatible"
+    assert [text.split(":")[0] for text in found.differences] == [component]
+    assert original.decode_digest == other.decode_digest
+    assert original.traffic_digest != other.traffic_digest
+
+
+def test_normalizer_and_post_processor_are_traffic(original, make_tokenizer):
+    tokenizer = make_tokenizer()
+    tokenizer.backend_tokenizer.normalizer = normalizers.NFC()
+    tokenizer.backend_tokenizer.post_processor = processors.ByteLevel(trim_offsets=False)
+    found = compare(original, tokenizer_identity(tokenizer))
+    assert found.level == "compatible"
+    assert [text.split(":")[0] for text in found.differences] == ["normalizer", "post_processor"]
+    assert "probe 'e\u0301" in found.differences[0]
+
+
+def test_every_flag_of_an_added_token_is_seen(make_tokenizer):
+    plain = tokenizer_identity(make_tokenizer(added=(AddedToken("<think>", normalized=False),)))
+    for flag in ("lstrip", "rstrip", "single_word", "normalized", "special"):
+        token = AddedToken("<think>", **{"normalized": False, flag: True})
+        found = compare(plain, tokenizer_identity(make_tokenizer(added=(token,))))
+        assert found.level == "compatible"
+        assert f"added_tokens: 266.{flag}: False against True" in str(found.first_difference)
+
+
+def test_one_character_of_the_template_matters_but_line_ends_do_not(make_tokenizer):
+    template = "a\n{{ x | replace('\\r', '') }}\nb"
+    base = tokenizer_identity(make_tokenizer(template=template))
+    for same in (template.replace("\n", "\r\n"), template.replace("\n", "\r")):
+        assert compare(base, tokenizer_identity(make_tokenizer(template=same))).level == "identical"
+    for other in (template + " ", template.replace("'\\r'", "'\\n'"), template.replace("a", "A")):
+        found = compare(base, tokenizer_identity(make_tokenizer(template=other)))
+        assert found.level == "compatible"
+        assert "chat_template" in str(found.first_difference)
+
+
+def test_what_decodes_differently_is_different(original, make_tokenizer):
+    found = compare(original, tokenizer_identity(make_tokenizer(decoder=decoders.Fuse())))
+    assert found.level == "different"
+    assert found.first_difference.startswith("decoder: {'type': 'ByteLevel'}")
+    assert any(text.startswith("decodings: ids ") for text in found.differences)
+    # Settings that a ByteLevel decoder never reads are no difference.
+    decoder = decoders.ByteLevel(add_prefix_space=False, trim_offsets=False, use_regex=False)
+    assert compare(original, tokenizer_identity(make_tokenizer(decoder=decoder))).level == "identical"
+
+
+def test_special_ids_are_decode_identity(original, make_tokenizer):
+    found = compare(original, tokenizer_identity(make_tokenizer(eos="<|endoftext|>")))
+    assert found.first_difference == "special_ids: eos[0]: 265 against 263"
+    assert found.level == "different"
+    listed = tokenizer_identity(make_tokenizer(), eos_ids=(263,))
+    assert listed.components["special_ids"]["eos"] == [263, 265]
+    assert compare(original, listed).level == "different"
+
+
+def test_harmful_differences_come_first(original, make_tokenizer):
+    pair = original.tokens[40], original.tokens[41]
+    other = tokenizer_identity(make_tokenizer(swap=pair, template="x", pad="<|im_start|>"))
+    names = [text.split(":")[0] for text in compare(original, other).differences]
+    assert names[0] == "vocabulary"
+    assert set(names[:1]) <= set(DECODE_COMPONENTS)
+    assert {"chat_template", "padding_id"} <= set(names)
+
+
+def test_a_slow_tokenizer_has_an_identity(original):
+    slow = tokenizer_identity(ByT5Tokenizer(extra_ids=0))
+    assert compare(slow, tokenizer_identity(ByT5Tokenizer(extra_ids=0))).level == "identical"
+    assert compare(slow, original).level == "different"
+    assert slow.components["pre_tokenizer"] is None
+    assert len(slow.components["encodings"]) == len(original.components["encodings"])
+
+
+def test_padded_rows_are_fine_and_missing_rows_are_named(make_tokenizer):
+    tokenizer = make_tokenizer()
+    for rows in (266, 384, 512):
+        check_rows(tokenizer, rows)
+    with pytest.raises(SpectrainError, match=r"token '<\|im_end\|>' has id 265, but the model has 265"):
+        check_rows(tokenizer, 265)
+
+
+def write_target(folder, tensors, shards=1, **config):
+    folder.mkdir(parents=True)
+    settings = {"architectures": ["LlamaForCausalLM"], "hidden_size": 8, "dtype": "float32", **config}
+    (folder / "config.json").write_text(json.dumps(settings))
+    names = sorted(tensors)
+    if shards == 1:
+        save_file(tensors, folder / "model.safetensors")
+        return folder
+    parts = {f"model-{i + 1:05}-of-{shards:05}.safetensors": names[i::shards] for i in range(shards)}
+    for file, part in parts.items():
+        save_file({name: tensors[name] for name in part}, folder / file)
+    index = {"weight_map": {name: file for file, part in parts.items() for name in part}}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+    return folder
+
+
+@pytest.fixture
+def weights():
+    generator = torch.Generator().manual_seed(1)
+    tensors = {f"layers.{i}.weight": torch.randn(5, 3 + i, generator=generator) for i in range(5)}
+    return {**tensors, "half": torch.randn(4, generator=generator).bfloat16(), "none": torch.empty(0, 3)}
+
+
+def test_the_weights_digest_does_not_see_sharding_but_sees_everything_else(weights, tmp_path):
+    base = weights_digest(write_target(tmp_path / "one", weights))
+    assert weights_digest(write_target(tmp_path / "three", weights, shards=3)) == base
+    last_bit = {**weights, "layers.4.weight": weights["layers.4.weight"].clone()}
+    last_bit["layers.4.weight"].view(torch.int32)[-1, -1] ^= 1
+    mutations = {
+        "bit": last_bit,
+        "shape": {**weights, "layers.0.weight": weights["layers.0.weight"].reshape(3, 5)},
+        "dtype": {**weights, "half": weights["half"].view(torch.float16)},
+        "renamed": {name.replace("half", "full"): tensor for name, tensor in weights.items()},
+        "dropped": {name: tensor for name, tensor in weights.items() if name != "none"},
+    }
+    digests = {weights_digest(write_target(tmp_path / name, tensors)) for name, tensors in mutations.items()}
+    assert len(digests | {base}) == len(mutations) + 1
+
+
+def test_broken_weights_are_explained(weights, tmp_path):
+    folder = write_target(tmp_path / "cut", weights)
+    data = (folder / "model.safetensors").read_bytes()
+    (folder / "model.safetensors").write_bytes(data[:-1])
+    with pytest.raises(SpectrainError, match="not a whole safetensors file: it ends inside tensor"):
+        weights_digest(folder)
+    for broken in (b"", data[:20], b"\xff" * 64):
+        (folder / "model.safetensors").write_bytes(broken)
+        with pytest.raises(SpectrainError, match="not a whole safetensors file"):
+            weights_digest(folder)
+    (folder / "model.safetensors").unlink()
+    with pytest.raises(SpectrainError, match=r"model\.safetensors is missing"):
+        weights_digest(folder)
+    sharded = write_target(tmp_path / "sharded", weights, shards=2)
+    (sharded / "model.safetensors.index.json").write_text(
+        json.dumps({"weight_map": {"a": "../x.safetensors"}})
+    )
+    with pytest.raises(SpectrainError, match=r"\.\./x\.safetensors is missing"):
+        weights_digest(sharded)
+
+
+def test_a_target_is_its_function_not_its_name(weights, tmp_path):
+    a = target_identity(write_target(tmp_path / "a", weights), "org/a", "r1")
+    b = target_identity(write_target(tmp_path / "b", weights, dtype="bfloat16", _name_or_path="x"), "b", None)
+    assert compare_targets(a, b).level == "identical"
+    c = target_identity(write_target(tmp_path / "c", weights, hidden_size=9))
+    assert compare_targets(a, c).level == "different"
+    assert str(compare_targets(a, c).first_difference).startswith("target config_digest: ")
+    other = {**weights, "half": weights["half"] + 1}
+    d = target_identity(write_target(tmp_path / "d", other))
+    assert str(compare_targets(a, d).first_difference).startswith("target weights_digest: ")
+    revised = TargetIdentity(a.architecture, a.config_digest, a.weights_digest, "org/a", "r2")
+    assert compare_targets(a, revised).level == "compatible"
+    assert "r1 against r2" in str(compare_targets(a, revised).first_difference)
+    with pytest.raises(SpectrainError, match=r"config\.json is missing"):
+        target_identity(tmp_path)
