@@ -20,6 +20,7 @@ from torch import Tensor
 from transformers import AutoTokenizer
 
 from spectrain import interop
+from spectrain.drafters.base import TrainableDrafter
 from spectrain.errors import SpectrainError
 from spectrain.files import atomic_folder, file_digest, json_digest, write_json
 from spectrain.identity import (
@@ -30,6 +31,7 @@ from spectrain.identity import (
     compare_targets,
     tokenizer_identity,
 )
+from spectrain.target import Target
 
 MANIFEST_FILE = "spectrain.json"
 ADDED_LATER = {"README.md", "acceptance.json"}
@@ -160,6 +162,47 @@ def save_bundle(
     return manifest
 
 
+def save_drafter(
+    folder: Path | str,
+    drafter: TrainableDrafter,
+    *,
+    target: TargetIdentity,
+    tokenizer: Any,
+    sampler: Mapping[str, Any],
+    recipe: Mapping[str, Any],
+    data_digests: Mapping[str, str],
+    eos_ids: Sequence[int] = (),
+) -> Manifest:
+    """``save_bundle`` of a drafter in the format its servers read."""
+    config, tensors = interop.format_for(drafter).from_drafter(drafter, target.name or "", [target.architecture])
+    return save_bundle(
+        folder,
+        config=config,
+        tensors={name: tensor.detach().cpu() for name, tensor in tensors.items()},
+        drafter=drafter.config.model_dump(mode="json"),
+        target=target,
+        tokenizer=tokenizer,
+        sampler=sampler,
+        recipe=recipe,
+        data_digests=data_digests,
+        eos_ids=eos_ids,
+    )
+
+
+def load_drafter(
+    name: str | Path, target: Target, *, revision: str | None = None
+) -> tuple[TrainableDrafter, BundleContents, tuple[str, ...]]:
+    """The drafter of a bundle (folder or Hub id), checked against ``target`` and bound to it; harmless notes last."""
+    contents = read_bundle(resolve_bundle(name, revision))
+    identity = tokenizer_identity(target.tokenizer, contents.manifest.tokenizer.eos_ids)
+    notes = check_pairing(contents, identity, target.identity())
+    format_ = interop.format_of_config(contents.config, str(contents.folder))
+    drafter = format_.to_drafter(contents.settings, contents.tensors, contents.manifest.drafter)
+    drafter = drafter.to(device=target.device).eval()
+    drafter.bind(target)
+    return drafter, contents, (*contents.notes, *notes)
+
+
 def read_bundle(folder: Path | str) -> BundleContents:
     """Read and check a whole bundle; SpectrainError names the first file, key or tensor that is wrong."""
     folder = Path(folder)
@@ -177,8 +220,7 @@ def read_bundle(folder: Path | str) -> BundleContents:
     }.items():
         if getattr(manifest, field) != found:
             raise SpectrainError(
-                f"{folder}: {field} is {found!r} in the checkpoint, "
-                f"{getattr(manifest, field)!r} in {MANIFEST_FILE}"
+                f"{folder}: {field} is {found!r} in the checkpoint, {getattr(manifest, field)!r} in {MANIFEST_FILE}"
             )
     tokenizer = _load_tokenizer(folder)
     identity = tokenizer_identity(tokenizer, manifest.tokenizer.eos_ids)
@@ -261,9 +303,7 @@ def _load_tokenizer(folder: Path) -> Any:
 
 
 def _storage_dtype(tensors: Mapping[str, Tensor]) -> str:
-    kinds = {
-        str(tensor.dtype).removeprefix("torch.") for tensor in tensors.values() if tensor.is_floating_point()
-    }
+    kinds = {str(tensor.dtype).removeprefix("torch.") for tensor in tensors.values() if tensor.is_floating_point()}
     return "+".join(sorted(kinds))
 
 

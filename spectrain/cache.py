@@ -9,7 +9,8 @@ from __future__ import annotations
 import inspect
 from typing import Any
 
-from torch import Tensor
+import torch
+from torch import Tensor, nn
 from transformers import Cache, PreTrainedConfig, PreTrainedModel
 from transformers.cache_utils import DynamicLayer
 
@@ -73,9 +74,47 @@ def new_cache(config: PreTrainedConfig) -> Cache:
     return Cache(layer_class_to_replicate=BufferedLayer)
 
 
-def cache_argument(model: PreTrainedModel) -> str:
+def cache_argument(model: nn.Module) -> str:
     """The name under which this version of ``model.forward`` takes its cache."""
-    return "cache" if "cache" in inspect.signature(model.forward).parameters else "past_key_values"
+    taken = inspect.signature(model.forward).parameters
+    for name in ("cache", "past_key_values"):
+        if name in taken:
+            return name
+    raise SpectrainError(
+        f"a {type(model).__name__} takes no cache of keys and values by position (a recurrent model?), so a rejected "
+        "draft token cannot be rolled back; expected a decoder-only transformer"
+    )
+
+
+@torch.inference_mode()
+def check_rollback(model: PreTrainedModel) -> None:
+    """Refuse, by name, a model that does not go on from a rolled-back cache as from a recomputation.
+
+    Configs do not always tell: this catches states kept outside the cache and attention that is not causal.
+    """
+    if getattr(model, "_is_stateful", False):
+        raise SpectrainError(
+            f"a {type(model).__name__} carries a recurrent state, which cannot be rolled back after a rejected draft "
+            "token. Speculative decoding here needs a target whose layers all keep keys and values by position."
+        )
+    body, name = model.base_model, cache_argument(model.base_model)
+    ids_1T = torch.arange(4, device=model.device).remainder(model.get_input_embeddings().weight.shape[0])[None]
+    cache = new_cache(model.config)
+    body(input_ids=ids_1T[:, [0, 1, 3]], use_cache=True, **{name: cache})  # the third token is then rejected
+    rollback(cache, min(2, cached_length(cache)))
+    after = body(input_ids=ids_1T[:, 2:], use_cache=True, **{name: cache}).last_hidden_state
+    whole = body(input_ids=ids_1T, use_cache=False).last_hidden_state[:, 2:]
+    # Rounding stays near eps, a stale or missing state near 1; many layers compute their norms in float32.
+    tolerance = 2 * max(torch.finfo(whole.dtype).eps, torch.finfo(torch.float32).eps) ** 0.5
+    size = float(whole.abs().mean(dtype=torch.float32))
+    difference = float((after - whole).abs().mean(dtype=torch.float32))
+    if cached_length(cache) != 4 or not difference <= tolerance * size:  # a NaN is refused too
+        raise SpectrainError(
+            f"a {type(model).__name__} does not go on from a rolled-back cache as from a recomputation (its cache "
+            f"holds {cached_length(cache)} of 4 positions, its states of mean size {size:.2g} differ by "
+            f"{difference:.2g}): a state outside the cache, or attention that is not causal. Speculative decoding "
+            "cannot be exact with it."
+        )
 
 
 def cached_length(cache: Cache) -> int:
@@ -91,9 +130,7 @@ def rollback(cache: Cache, length: int) -> None:
     """
     held = cached_length(cache)
     if not 0 <= length <= held:
-        raise SpectrainError(
-            f"cannot roll a cache of {held} positions back to {length}; expected 0 to {held}"
-        )
+        raise SpectrainError(f"cannot roll a cache of {held} positions back to {length}; expected 0 to {held}")
     if length < held:
         for layer in cache.layers:
             layer.keys, layer.values = layer.keys[..., :length, :], layer.values[..., :length, :]

@@ -1,4 +1,7 @@
-"""Checkpoints of a training run: a loadable bundle beside the state needed to go on, whole or not there at all."""
+"""What a training run leaves behind step by step, and how an interrupted one finds its place again.
+
+A checkpoint is a loadable bundle beside the state needed to go on, whole or not there at all.
+"""
 
 from __future__ import annotations
 
@@ -7,17 +10,23 @@ import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from accelerate import Accelerator
 
-from spectrain.files import write_json
+from spectrain.errors import SpectrainError
+from spectrain.files import atomic_file, write_json
+from spectrain.identity import first_difference
 
 
 class Checkpoints:
-    """Folders ``step-000200/`` with ``bundle/`` and ``state/``; the latest ``keep`` stay."""
+    """Folders ``step-000200/`` with ``bundle/`` and ``state/``; the latest ``keep`` stay.
 
-    def __init__(self, folder: Path, accelerator: Accelerator, keep: int) -> None:
-        self.folder, self.accelerator, self.keep = folder, accelerator, keep
+    ``run`` says, in JSON values, what the numbers depend on: a run with another does not go on from here.
+    """
+
+    def __init__(self, folder: Path, accelerator: Accelerator, keep: int, run: dict[str, Any]) -> None:
+        self.folder, self.accelerator, self.keep, self.run = folder, accelerator, keep, run
 
     def all(self) -> list[Path]:
         """Complete checkpoints, oldest first (by step number, not by name or time)."""
@@ -29,8 +38,13 @@ class Checkpoints:
         found = self.all()
         if not found:
             return 0, 0.0
-        self.accelerator.load_state(str(found[-1] / "state"))
         progress = json.loads((found[-1] / "progress.json").read_text(encoding="utf-8"))
+        if progress["run"] != self.run:
+            raise SpectrainError(
+                f"checkpoint {found[-1]} belongs to another run, its settings against these: "
+                f"{first_difference(progress['run'], self.run)}; choose another output, or delete {self.folder}"
+            )
+        self.accelerator.load_state(str(found[-1] / "state"))
         return progress["step"], progress["seconds"]
 
     def save(self, step: int, seconds: float, save_bundle: Callable[[Path], None]) -> None:
@@ -46,7 +60,7 @@ class Checkpoints:
             self.accelerator.wait_for_everyone()
             if self.accelerator.is_main_process:
                 save_bundle(partial / "bundle")
-                write_json(partial / "progress.json", {"step": step, "seconds": seconds})
+                write_json(partial / "progress.json", {"step": step, "seconds": seconds, "run": self.run})
                 shutil.rmtree(final, ignore_errors=True)
                 os.rename(partial, final)
                 for old in self.all()[: -self.keep]:
@@ -55,3 +69,25 @@ class Checkpoints:
             shutil.rmtree(partial, ignore_errors=True)
             raise
         self.accelerator.wait_for_everyone()
+
+
+class Metrics:
+    """A JSON line a step. What a run writes after its last checkpoint is forgotten when it goes on from there."""
+
+    def __init__(self, file: Path) -> None:
+        self.file = file
+
+    def append(self, values: dict[str, Any]) -> None:
+        with self.file.open("a", encoding="utf-8") as file:
+            file.write(json.dumps(values) + "\n")
+
+    def read(self) -> list[dict[str, Any]]:
+        """Every whole line; what follows the last newline was cut off while writing."""
+        if not self.file.exists():
+            return []
+        return [json.loads(line) for line in self.file.read_text(encoding="utf-8").split("\n")[:-1]]
+
+    def forget_after(self, step: int) -> None:
+        kept = [values for values in self.read() if values["step"] <= step]
+        with atomic_file(self.file) as partial:
+            partial.write_text("".join(json.dumps(values) + "\n" for values in kept), encoding="utf-8")

@@ -72,10 +72,20 @@ def _settle(path: Path) -> None:
 
 
 def write_json(path: Path | str, value: Any) -> None:
-    """Write ``value`` as indented, key-ordered JSON, atomically. NaN and infinity are refused."""
+    """Write ``value`` as indented JSON, atomically. NaN and infinity are refused."""
     text = json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
     with atomic_file(path) as partial:
         partial.write_text(text, encoding="utf-8")
+
+
+def whole_lines(path: Path) -> list[str]:
+    """The lines of a JSON-lines file that was appended to; one that was cut off in the middle is removed from it."""
+    raw = path.read_bytes()
+    end = raw.rfind(b"\n") + 1
+    if end < len(raw):
+        os.truncate(path, end)
+    # Not splitlines(): JSON may hold other characters that Python takes for line ends.
+    return raw[:end].decode("utf-8").split("\n")[:-1]
 
 
 def file_digest(path: Path | str) -> str:

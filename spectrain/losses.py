@@ -3,7 +3,7 @@
 Shapes: N supervised positions, H hidden, D columns of the drafter's head (the draft vocabulary, or all of V).
 
 Every function takes the drafter's logits ``z_ND`` and the target's full-vocabulary log-probabilities on the same
-columns ``log_p_ND`` (a row's mass may be below one when the columns are a reduced vocabulary) and returns a loss ``_N``.
+columns ``log_p_ND`` (whose mass may be below one when the columns are a reduced vocabulary) and returns a loss ``_N``.
 """
 
 from __future__ import annotations
@@ -24,13 +24,11 @@ def forward_kl(z_ND: Tensor, log_p_ND: Tensor) -> Tensor:
 
     Mass outside the columns weighs nothing: a position the drafter can hardly cover hardly pulls.
     """
-    return -(log_p_ND.exp() * torch.log_softmax(z_ND, dim=-1).masked_fill(log_p_ND == -torch.inf, 0.0)).sum(
-        -1
-    )
+    return -(log_p_ND.exp() * torch.log_softmax(z_ND, dim=-1).masked_fill(log_p_ND == -torch.inf, 0.0)).sum(-1)
 
 
 def total_variation(z_ND: Tensor, log_p_ND: Tensor) -> Tensor:
-    """1 - acceptance probability, which is TV(p, q) over the full vocabulary (2310.08461). Vanishing gradient where q is tiny."""
+    """1 - acceptance probability, which is TV(p, q) over the full vocabulary (2310.08461); flat where q is tiny."""
     return 1.0 - acceptance(z_ND, log_p_ND)
 
 
@@ -97,7 +95,7 @@ class _HeadLoss(torch.autograd.Function):
 
 def head_loss(hidden_NH: Tensor, head_DH: Tensor, teacher: Callable[[slice], Tensor], loss: RowsLoss, *,
               chunk: int = 256) -> Tensor:  # fmt: skip
-    """Scalar sum over N of ``loss(hidden @ head.T, teacher(rows), rows)``; differentiable in ``hidden_NH`` and ``head_DH``.
+    """Scalar sum over N of ``loss(hidden @ head.T, teacher(rows), rows)``; differentiable in hidden and head.
 
     ``teacher(rows)`` gives the target's log-probabilities ``log_p_ND`` of a slice of rows, computed when asked for.
     Under autocast the two matrix products run in its dtype, everything else in float32.

@@ -103,9 +103,7 @@ class RoundCounts:
     @property
     def accepted_tokens(self) -> int:
         """Draft tokens that reached the output: accepted, and not cut off by EOS or the budget."""
-        return sum(
-            min(accepted, committed) * times for (_, accepted, committed, _), times in self.seen.items()
-        )
+        return sum(min(accepted, committed) * times for (_, accepted, committed, _), times in self.seen.items())
 
     @property
     def committed_tokens(self) -> int:

@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+import random
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers
-from transformers import PreTrainedTokenizerFast
+from transformers import CONFIG_MAPPING, AutoModelForCausalLM, PreTrainedModel, PreTrainedTokenizerFast
 
+from spectrain.data.conversations import EncodedRow
+from spectrain.data.features import FeatureStore, extract_features, store_key
+from spectrain.decoding import generate_plain
+from spectrain.exact.sampler import Sampler
 from spectrain.interop.speculators_eagle3 import Eagle3Settings
+from spectrain.target import Target, load_target
 
 TEMPLATE = "{% for m in messages %}<|im_start|>{{ m['role'] }}\n{{ m['content'] }}<|im_end|>\n{% endfor %}"
 LETTERS = r"\p{N}{1,3}|\p{L}+|\s+|[^\s\p{L}\p{N}]+"
@@ -103,3 +110,152 @@ def make_tokenizer():
 @pytest.fixture(scope="session")
 def make_eagle3():
     return build_eagle3
+
+
+WINDOW = 5  # positions that the sliding-window layers of the tiny models see
+SIZES: dict[str, dict[str, Any]] = {
+    "llama": {"num_key_value_heads": 2},
+    "qwen3": {"num_key_value_heads": 2, "head_dim": 8},
+    "gpt2": {},
+    "gpt_neox": {"use_parallel_residual": True},
+    "mistral": {"num_key_value_heads": 2, "sliding_window": WINDOW},
+    "gemma2": {"num_key_value_heads": 2, "head_dim": 8, "sliding_window": WINDOW},
+}
+
+
+def build_words(size: int, eos: int | None = None) -> PreTrainedTokenizerFast:
+    """One word an id: "w0 w1 ..."; ids 0 to ``size`` - 1."""
+    tokenizer = Tokenizer(models.WordLevel({f"w{i}": i for i in range(size)}, unk_token="w0"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token=None if eos is None else f"w{eos}")
+
+
+def build_model(
+    architecture: str,
+    *,
+    layers: int = 8,
+    rows: int = 24,
+    hidden: int = 32,
+    context: int = 128,
+    dtype: torch.dtype = torch.float64,
+    seed: int = 0,
+    **extra: Any,
+) -> PreTrainedModel:
+    """A random tiny model whose laws are far from flat and whose norms and biases are not the identity."""
+    settings: dict[str, Any] = {
+        "vocab_size": rows,
+        "hidden_size": hidden,
+        "num_hidden_layers": layers,
+        "num_attention_heads": 4,
+        "max_position_embeddings": context,
+        "tie_word_embeddings": False,
+        **dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id")),
+        **({} if architecture == "gpt2" else {"intermediate_size": 2 * hidden}),
+        **SIZES.get(architecture, {}),
+        **extra,
+    }
+    config = CONFIG_MAPPING[architecture](**settings)
+    attention = "eager" if architecture == "gemma2" else "sdpa"  # SDPA cannot cap its scores
+    model = AutoModelForCausalLM.from_config(config, attn_implementation=attention).to(dtype)
+    generator = torch.Generator().manual_seed(seed)
+
+    def normal(parameter: torch.Tensor) -> torch.Tensor:
+        return torch.randn(parameter.shape, generator=generator, dtype=torch.float64).to(dtype)
+
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.dim() == 1:  # norm weights and biases, whatever their default
+                parameter.add_(0.2 * normal(parameter))
+            else:
+                parameter.copy_(normal(parameter) / hidden**0.5)
+        model.get_input_embeddings().weight.mul_(4.0)
+        if not model.config.tie_word_embeddings:
+            model.get_output_embeddings().weight.mul_(2.0)
+    return model.eval()
+
+
+def build_target(
+    architecture: str = "llama",
+    *,
+    vocab: int = 24,
+    padding: int = 0,
+    eos: int | None = None,
+    **model: Any,
+) -> Target:
+    """A Target over ``build_model``, with ``vocab`` words and ``padding`` more rows than words."""
+    return Target(build_model(architecture, rows=vocab + padding, **model), build_words(vocab, eos), name=architecture)
+
+
+@pytest.fixture(scope="session")
+def tiny_target():
+    return build_target
+
+
+@pytest.fixture(scope="session")
+def tiny_model():
+    return build_model
+
+
+@pytest.fixture(scope="session")
+def word_tokenizer():
+    return build_words
+
+
+@pytest.fixture(params=sorted(SIZES))
+def architecture(request):
+    """Every kind of tiny target: rotary, learned positions, parallel residuals, sliding windows, soft caps."""
+    return request.param
+
+
+def build_rows(target: Target, count: int = 6, *, answer: tuple[int, int] = (6, 12), seed: int = 0) -> list[EncodedRow]:
+    """Random prompts of 2 to 6 tokens, answered greedily by the target itself with ``answer`` tokens (from, to)."""
+    generator = random.Random(seed)
+    rows = []
+    for number in range(count):
+        prompt = [generator.randrange(target.tokenizer_size) for _ in range(generator.randint(2, 6))]
+        length = generator.randint(*answer)
+        run = generate_plain(target, prompt, sampler=Sampler(), max_new_tokens=length, eos_ids=())
+        mask = [0] * len(prompt) + [1] * length
+        rows.append(EncodedRow(f"row-{number}", "all", prompt + run.tokens, mask))
+    return rows
+
+
+def build_store(
+    folder: Path, target: Target, rows: list[EncodedRow], taps: tuple[int, ...] = (), dtype: str = "float32"
+) -> FeatureStore:
+    """The features of ``rows``, extracted to ``folder``."""
+    return extract_features(folder, rows, target, store_key(rows, target, "digest", taps, dtype), progress=False)
+
+
+@pytest.fixture(scope="session")
+def make_rows():
+    return build_rows
+
+
+@pytest.fixture(scope="session")
+def make_store():
+    return build_store
+
+
+CHATML = TEMPLATE + "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+
+
+def save_chat_model(folder: Path, **model: Any) -> Path:
+    """A random Llama of 8 layers with a byte-level tokenizer and a ChatML template, as a plain folder."""
+    tokenizer = build_tokenizer(template=CHATML)
+    llama = build_model("llama", **{"rows": 272, "context": 256, "dtype": torch.float32, **model})
+    llama.generation_config.eos_token_id = tokenizer.eos_token_id
+    llama.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def chat_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a tiny target that can chat. Not to be written to."""
+    return save_chat_model(tmp_path_factory.mktemp("target"))
+
+
+@pytest.fixture(scope="session")
+def chat_target(chat_folder: Path) -> Target:
+    return load_target(str(chat_folder))

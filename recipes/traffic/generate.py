@@ -78,7 +78,7 @@ class Template:
         return [{"role": role, "content": content} for role, content in turns]
 
     def row(self, slots: Slots) -> Row:
-        return {"kind": self.kind, "template": self.name, "slots": slots, "messages": self.messages(slots)}
+        return {"kind": f"narrow/{self.kind}", "template": self.name, "slots": slots, "messages": self.messages(slots)}
 
     def draw(self, rng: random.Random, count: int) -> list[Slots]:
         """``count`` slot combinations, no two alike: train and held-out rows share none."""
@@ -270,7 +270,7 @@ def open_rows(prompts: Prompts) -> Iterator[Row]:
             turns = [item] if isinstance(item, str) else item
             roles = ["user", "assistant"] * len(turns)
             messages = [{"role": role, "content": turn} for role, turn in zip(roles, turns, strict=False)]
-            yield {"kind": kind, "messages": messages}
+            yield {"kind": f"open/{kind}", "messages": messages}
 
 
 def write(path: Path, rows: list[Row]) -> None:

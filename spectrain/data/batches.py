@@ -11,9 +11,10 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from spectrain.data.features import FeatureStore
+from spectrain.data.conversations import EncodedRow
+from spectrain.data.features import FeatureStore, row_features
 from spectrain.errors import SpectrainError
-from spectrain.target import FeatureBatch
+from spectrain.target import FeatureBatch, Target
 
 
 def plan_epoch(lengths: Sequence[int], tokens: int, seed: int, epoch: int) -> list[list[int]]:
@@ -25,8 +26,8 @@ def plan_epoch(lengths: Sequence[int], tokens: int, seed: int, epoch: int) -> li
     longest = max(range(len(lengths)), key=lengths.__getitem__)
     if lengths[longest] > tokens:
         raise SpectrainError(
-            f"row {longest} has {lengths[longest]} tokens, a micro-batch holds {tokens}; raise training.micro_batch_tokens "
-            "or lower data.max_length"
+            f"row {longest} has {lengths[longest]} tokens, a micro-batch holds {tokens}; "
+            "raise training.micro_batch_tokens or lower data.max_length"
         )
     rng = random.Random(f"{seed}/{epoch}")
     order = list(range(len(lengths)))
@@ -56,9 +57,17 @@ def padding_share(lengths: Sequence[int], batches: Sequence[Sequence[int]]) -> f
 def collate(store: FeatureStore, rows: Sequence[int], device: torch.device | str = "cpu") -> FeatureBatch:
     """Read rows and pad them on the right."""
     parts = [store.row(row) for row in rows]
+    return _padded({name: [part[name] for part in parts] for name in parts[0]}, device)
 
+
+def live_batch(target: Target, rows: Sequence[EncodedRow]) -> FeatureBatch:
+    """The features of a few rows straight from the target (as tapped now), nothing stored."""
+    return _padded(row_features(rows, target, target.dtype), target.device)
+
+
+def _padded(parts: dict[str, list[Tensor]], device: torch.device | str) -> FeatureBatch:
     def padded(name: str) -> Tensor:
-        return torch.nn.utils.rnn.pad_sequence([part[name] for part in parts], batch_first=True).to(device)
+        return torch.nn.utils.rnn.pad_sequence(parts[name], batch_first=True).to(device)
 
     return FeatureBatch(
         ids_BT=padded("ids"),

@@ -36,6 +36,7 @@ def store_key(
     return {
         "rows": json_digest([[row.conversation, row.turn, row.ids, row.mask] for row in rows]),
         "weights": weights_digest,
+        "tokenizer_size": target.tokenizer_size,
         "compute_dtype": str(target.dtype),
         "store_dtype": dtype,
         "taps": list(taps),
@@ -53,6 +54,7 @@ def extract_features(folder: Path, rows: Sequence[EncodedRow], target: Target, k
     folder.mkdir(parents=True, exist_ok=True)
     if (folder / INDEX).exists():
         return FeatureStore(folder, key)
+    _check_lengths(rows, target)
     target.tap(key["taps"])
     shards, bar = (
         _plan(rows, shard_tokens),
@@ -61,12 +63,10 @@ def extract_features(folder: Path, rows: Sequence[EncodedRow], target: Target, k
     names = []
     for number, members in enumerate(shards):
         path = folder / f"shard-{number:05d}.safetensors"
-        digest = json_digest(key)
+        digest = json_digest([key, members])  # another shard size puts other rows under the same name
         if not _is_shard_of(path, digest):
             with atomic_file(path) as partial:
-                save_file(
-                    _shard(rows, members, target, key["store_dtype"], bar), partial, metadata={"key": digest}
-                )
+                save_file(_shard(rows, members, target, key["store_dtype"], bar), partial, metadata={"key": digest})
         else:
             bar.update(sum(len(rows[i].ids) for i in members))
         names.append(
@@ -80,6 +80,16 @@ def extract_features(folder: Path, rows: Sequence[EncodedRow], target: Target, k
     bar.close()
     write_json(folder / INDEX, {"key": key, "shards": names})
     return FeatureStore(folder, key)
+
+
+def _check_lengths(rows: Sequence[EncodedRow], target: Target) -> None:
+    limit = getattr(target.config, "max_position_embeddings", None)
+    for row in rows:
+        if limit is not None and len(row.ids) > limit:
+            raise SpectrainError(
+                f"conversation {row.conversation!r} has {len(row.ids)} tokens, the target's context is {limit}; "
+                "lower data.max_length"
+            )
 
 
 def _plan(rows: Sequence[EncodedRow], shard_tokens: int) -> list[list[int]]:
@@ -102,9 +112,7 @@ def _is_shard_of(path: Path, digest: str) -> bool:
         with safe_open(path, "pt") as file:
             found = (file.metadata() or {}).get("key")
     except SafetensorError as error:
-        raise SpectrainError(
-            f"feature shard {path} is damaged ({error}); delete the file and run again"
-        ) from error
+        raise SpectrainError(f"feature shard {path} is damaged ({error}); delete the file and run again") from error
     if found != digest:
         raise SpectrainError(
             f"feature shard {path} was made from other rows, another target or other settings; "
@@ -126,7 +134,7 @@ def _shard(rows: Sequence[EncodedRow], members: list[int], target: Target, dtype
         while stop < len(members) and len(rows[members[stop]].ids) * (stop + 1 - start) <= batch_tokens:
             stop += 1
         batch = [rows[i] for i in members[start:stop]]
-        for name, value in _row_features(batch, target, getattr(torch, dtype)).items():
+        for name, value in row_features(batch, target, getattr(torch, dtype)).items():
             parts[name].extend(value)
         bar.update(sum(len(row.ids) for row in batch))
         start = stop
@@ -134,7 +142,7 @@ def _shard(rows: Sequence[EncodedRow], members: list[int], target: Target, dtype
 
 
 @torch.inference_mode()
-def _row_features(batch: Sequence[EncodedRow], target: Target, dtype: torch.dtype) -> dict[str, list[Tensor]]:
+def row_features(batch: Sequence[EncodedRow], target: Target, dtype: torch.dtype) -> dict[str, list[Tensor]]:
     """Per row: ids, answer mask, features, and the law's normaliser and argmax where the next token is an answer's."""
     lengths = [len(row.ids) for row in batch]
     ids_BT = torch.zeros(len(batch), max(lengths), dtype=torch.long)
@@ -167,21 +175,21 @@ class FeatureStore:
     """Rows of features by number, memory-mapped. Opening checks the key and every shard's digest."""
 
     def __init__(self, folder: Path, key: dict[str, Any]) -> None:
-        index = json.loads((folder / INDEX).read_text(encoding="utf-8"))
+        index = _read_index(folder / INDEX)
         for name, wanted in key.items():
             if index["key"].get(name) != wanted:
                 raise SpectrainError(
-                    f"feature store {folder} was made with {name} = {index['key'].get(name)!r}, this run has {wanted!r}; "
-                    "delete the folder, or choose another output"
+                    f"feature store {folder} was made with {name} = {index['key'].get(name)!r}, "
+                    f"this run has {wanted!r}; delete the folder, or choose another output"
                 )
-        self.folder = folder
+        self.folder, self.key = folder, key
         self._places: dict[int, tuple[str, int, int]] = {}
         for shard in index["shards"]:
             path = folder / shard["file"]
             if not path.exists() or file_digest(path) != shard["sha256"]:
                 raise SpectrainError(
-                    f"feature shard {path} is {'damaged' if path.exists() else 'missing'}; delete {folder / INDEX} and that "
-                    "shard, and run again: the others are kept"
+                    f"feature shard {path} is {'damaged' if path.exists() else 'missing'}; "
+                    f"delete {folder / INDEX} and that shard, and run again: the others are kept"
                 )
             start = 0
             for row, length in zip(shard["rows"], shard["lengths"], strict=True):
@@ -199,13 +207,33 @@ class FeatureStore:
 
     def bytes_per_token(self) -> float:
         """Stored bytes per token."""
-        size = sum(path.stat().st_size for path in self.folder.glob("*.safetensors"))
+        size = sum((self.folder / name).stat().st_size for name in {name for name, _, _ in self._places.values()})
         return size / sum(stop - start for _, start, stop in self._places.values())
 
     def row(self, row: int) -> dict[str, Tensor]:
         """The tensors of one row: ids, answer, hidden [T, H], taps [T, F], log_normaliser, greedy."""
+        file, where = self._slice(row)
+        return {key: file.get_slice(key)[where] for key in file.keys()}  # noqa: SIM118 (not a dict)
+
+    def answer(self, row: int) -> Tensor:
+        """The answer mask of one row, bool [T]."""
+        file, where = self._slice(row)
+        return file.get_slice("answer")[where]
+
+    def _slice(self, row: int) -> tuple[Any, slice]:
         name, start, stop = self._places[row]
         if name not in self._open:
             self._open[name] = safe_open(self.folder / name, "pt").__enter__()
-        file = self._open[name]
-        return {key: file.get_slice(key)[start:stop] for key in file.keys()}  # noqa: SIM118 (not a dict)
+        return self._open[name], slice(start, stop)
+
+
+def _read_index(path: Path) -> dict[str, Any]:
+    try:
+        index = json.loads(path.read_text(encoding="utf-8"))
+        if index.keys() >= {"key", "shards"}:
+            return index
+        raise ValueError(f"its keys are {sorted(index)}")
+    except (ValueError, AttributeError) as error:
+        raise SpectrainError(
+            f"feature index {path} is damaged ({error}); delete it and run again: whole shards are kept"
+        ) from error

@@ -13,6 +13,7 @@ from torch import Tensor
 from spectrain.cache import select_rows
 from spectrain.decoding.requests import check_request, uniform_stream
 from spectrain.decoding.trace import Generation
+from spectrain.errors import SpectrainError
 from spectrain.exact.sampler import Sampler, draw
 from spectrain.target import Target
 
@@ -32,6 +33,8 @@ def generate_batch(
 
     ``on_tokens`` hears of every step's new tokens. Only ``tokens`` and ``finished`` of the results are filled.
     """
+    if len(seeds) != len(prompts):
+        raise SpectrainError(f"{len(prompts)} prompts and {len(seeds)} seeds; expected one seed for each prompt")
     for prompt in prompts:
         check_request(target, prompt, max_new_tokens)
     results = [Generation() for _ in prompts]
@@ -43,8 +46,12 @@ def generate_batch(
     inputs_BT, mask_BT = _left_padded(prompts, target.device)
     positions_BT = (mask_BT.cumsum(-1) - 1).clamp(min=0)
     cache = target.new_cache()
-    for _ in range(max_new_tokens):
-        hidden_BTH = target.forward(inputs_BT, cache=cache, attention_mask=mask_BT, positions_BT=positions_BT).hidden_BTH
+    for step in range(max_new_tokens):
+        hidden_BTH = target.forward(
+            inputs_BT, cache=cache, attention_mask=mask_BT, positions_BT=positions_BT
+        ).hidden_BTH
+        if step == 0:
+            _check_finite(hidden_BTH[:, -1], target)
         p_BV = sampler.probabilities(target.logits(hidden_BTH[:, -1]))
         uniforms_B = torch.stack([streams[i](1)[0] for i in running]).to(target.device)
         tokens_B = draw(p_BV, uniforms_B)
@@ -65,6 +72,15 @@ def generate_batch(
         positions_BT = positions_BT[:, -1:] + 1
         mask_BT = torch.cat([mask_BT, mask_BT.new_ones(len(running), 1)], dim=1)
     return results
+
+
+def _check_finite(hidden_BH: Tensor, target: Target) -> None:
+    """Padding attends to nothing; where that makes NaN (0/0), every shorter prompt would decode to id 0."""
+    if not bool(hidden_BH.isfinite().all()):
+        raise SpectrainError(
+            f"the states after the prompts of a padded batch are not finite with {target.dtype} and "
+            f"{target.config._attn_implementation!r} attention; load the target with sdpa attention or in float32"
+        )
 
 
 def _left_padded(prompts: Sequence[Sequence[int]], device: torch.device) -> tuple[Tensor, Tensor]:

@@ -43,9 +43,7 @@ def generate(
     """
     check_request(target, prompt_ids, max_new_tokens)
     if draft_length < 1:
-        raise SpectrainError(
-            f"draft_length is {draft_length}; expected 1 or more (use generate_plain for none)"
-        )
+        raise SpectrainError(f"draft_length is {draft_length}; expected 1 or more (use generate_plain for none)")
     target.tap(drafter.tap_layers)
     session = _Session(target, drafter, sampler, set(target.eos_ids if eos_ids is None else eos_ids), seed)
     clock, result = session.clock, session.result
@@ -94,7 +92,10 @@ class _Session:
         self.drafter.observe(self.state, kept, features[: 1 + accepted])
         self.result.draft_s += self.clock.lap()
         count = self._keep(kept)
-        clipped: Clip | None = "eos" if count < len(kept) else ("budget" if asked < draft_length else None)
+        # A round that ends the answer is set apart wherever in it EOS stood: setting apart only those that were cut
+        # short would leave out just the ends that were drafted right.
+        ended: Clip | None = "eos" if self.result.finished == "eos" else None
+        clipped: Clip | None = ended or ("budget" if asked < draft_length else None)
         # Accepted draft tokens behind an EOS were never part of the answer.
         self.result.rounds.append(Round(proposal.tokens_K.numel(), min(accepted, count), count, clipped))
 
@@ -105,6 +106,11 @@ class _Session:
         if length == 0:
             return Proposal(torch.empty(0, dtype=torch.long, device=self.target.device), None)
         proposal = self.drafter.propose(self.state, self.sampler, length, self._uniforms(length))
+        if proposal.tokens_K.numel() > length:
+            raise SpectrainError(
+                f"{type(self.drafter).__name__} proposed {proposal.tokens_K.numel()} tokens, expected at most "
+                f"{length}: more could exceed the budget or the target's context"
+            )
         return Proposal(proposal.tokens_K.to(self.target.device), proposal.q_KV)
 
     def _verify_forward(self, tokens_K: Tensor) -> tuple[Features, Tensor]:

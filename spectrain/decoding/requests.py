@@ -16,9 +16,7 @@ def check_request(target: Target, prompt_ids: Sequence[int], max_new_tokens: int
     if max_new_tokens < 0:
         raise SpectrainError(f"max_new_tokens is {max_new_tokens}; expected 0 or more")
     if len(prompt_ids) == 0:
-        raise SpectrainError(
-            "the prompt has no tokens; a causal model needs at least one (BOS, for instance)"
-        )
+        raise SpectrainError("the prompt has no tokens; a causal model needs at least one (BOS, for instance)")
     foreign = next((i for i in prompt_ids if not 0 <= i < target.tokenizer_size), None)
     if foreign is not None:
         raise SpectrainError(

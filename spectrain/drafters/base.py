@@ -27,6 +27,8 @@ class DrafterConfig(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
+    type: str
+
     @property
     def trainable(self) -> bool:
         """Whether there is anything to train (a training-free proposer has no weights)."""
@@ -49,7 +51,7 @@ class DepthOutput:
 
 @dataclass(frozen=True)
 class DraftOutput:
-    """All depths of a training forward. ``columns_D`` are the target ids of the head's columns (None: all, in order)."""
+    """All depths of a training forward. ``columns_D`` are the target ids of the head's columns (None: all)."""
 
     depths: tuple[DepthOutput, ...]
     columns_D: Tensor | None
@@ -92,6 +94,11 @@ class Drafter(ABC):
 
 class TrainableDrafter(Drafter, nn.Module):
     """A drafter with weights. ``bind`` lends it the frozen target's embedding; it is never saved with the drafter."""
+
+    @classmethod
+    @abstractmethod
+    def build(cls, config: Any, target: Target, counts_V: Tensor) -> TrainableDrafter:
+        """A new drafter bound to ``target``; ``counts_V`` counts the answer tokens of the training rows."""
 
     @abstractmethod
     def bind(self, target: Target) -> None:

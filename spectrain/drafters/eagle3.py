@@ -11,21 +11,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import torch
 from pydantic import Field
 from torch import Tensor, nn
 from transformers import Cache, LlamaConfig
-from transformers.models.llama.modeling_llama import (
-    LlamaMLP,
-    LlamaRMSNorm,
-    LlamaRotaryEmbedding,
-    apply_rotary_pos_emb,
-)
+from transformers.models.llama.modeling_llama import LlamaRMSNorm, LlamaRotaryEmbedding
 
 from spectrain.cache import cached_length, new_cache, rollback
 from spectrain.drafters.base import DepthOutput, DrafterConfig, DraftOutput, Proposal, TrainableDrafter
+from spectrain.drafters.draft_layer import DraftLayer, KeysValues, depth_attention, packed_positions, take_positions
 from spectrain.drafters.vocabulary import draft_vocabulary, target_ids
 from spectrain.errors import SpectrainError
 from spectrain.exact.sampler import Sampler, draw
@@ -38,12 +34,8 @@ class Eagle3Config(DrafterConfig):
 
     type: Literal["eagle3"] = "eagle3"
     depths: int = Field(7, ge=1, le=16, description="training-time-test steps")
-    draft_vocab_size: int = Field(
-        8192, ge=1, description="columns of the draft head; most frequent answer tokens"
-    )
-    tap_layers: tuple[int, ...] | None = Field(
-        None, description="target layers to read; default 2, L//2, L-3"
-    )
+    draft_vocab_size: int = Field(8192, ge=1, description="columns of the draft head; most frequent answer tokens")
+    tap_layers: tuple[int, ...] | None = Field(None, description="target layers to read; default 2, L//2, L-3")
     start: Literal["random", "target_layer"] = Field(
         "random", description="target_layer copies the target's last layer"
     )
@@ -82,75 +74,6 @@ def layer_config(config: Eagle3Config, target: Target) -> LlamaConfig:
     )
 
 
-class Attention(nn.Module):
-    """Projections of the draft layer: queries, keys and values read embedding and feature side by side (2H)."""
-
-    def __init__(self, config: LlamaConfig) -> None:
-        super().__init__()
-        self.heads, self.kv_heads, self.size = (
-            config.num_attention_heads,
-            config.num_key_value_heads,
-            config.head_dim,
-        )
-        width = 2 * config.hidden_size
-        self.q_proj = nn.Linear(width, self.heads * self.size, bias=False)
-        self.k_proj = nn.Linear(width, self.kv_heads * self.size, bias=False)
-        self.v_proj = nn.Linear(width, self.kv_heads * self.size, bias=False)
-        self.o_proj = nn.Linear(self.heads * self.size, config.hidden_size, bias=False)
-
-    def project(self, x_BTH: Tensor, rotary: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor, Tensor]:
-        """Rotated queries [B, heads, T, size], rotated keys and values [B, kv_heads, T, size]."""
-        shape = (*x_BTH.shape[:-1], -1, self.size)
-        q, k, v = (p(x_BTH).view(shape).transpose(1, 2) for p in (self.q_proj, self.k_proj, self.v_proj))
-        q, k = apply_rotary_pos_emb(q, k, *rotary)
-        return q, k, v
-
-    def merge(self, heads: Tensor) -> Tensor:
-        return self.o_proj(heads.transpose(1, 2).flatten(2))
-
-
-def depth_attention(q: Tensor, keys: list[Tensor], values: list[Tensor]) -> Tensor:
-    """Attention at draft depth d = len(keys) - 1: causal over the depth-0 keys, and its own index at depths 1..d.
-
-    One softmax spans both parts; the own-index part is a dot product a position, so nothing grows with T x depth.
-    """
-    if len(keys) == 1:
-        return nn.functional.scaled_dot_product_attention(
-            q, keys[0], values[0], is_causal=True, enable_gqa=True
-        )
-    B, heads, T, size = q.shape
-    groups = heads // keys[0].shape[1]
-    q = q.view(B, -1, groups, T, size) * size**-0.5
-    future = torch.ones(T, T, dtype=torch.bool, device=q.device).triu(1)
-    context = (q @ keys[0].unsqueeze(2).transpose(-1, -2)).masked_fill(future, -torch.inf)
-    own = torch.stack([(q * k.unsqueeze(2)).sum(-1) for k in keys[1:]], dim=-1)
-    weights = torch.cat([context, own], dim=-1).float().softmax(-1).to(values[0].dtype)
-    mixed = weights[..., :T] @ values[0].unsqueeze(2)
-    for depth, v in enumerate(values[1:]):
-        mixed = mixed + weights[..., T + depth, None] * v.unsqueeze(2)
-    return mixed.reshape(B, heads, T, size)
-
-
-class DraftLayer(nn.Module):
-    """A Llama layer whose attention reads the normed embedding beside the normed feature; the residual is the feature."""
-
-    def __init__(self, config: LlamaConfig) -> None:
-        super().__init__()
-        size, eps = config.hidden_size, config.rms_norm_eps
-        self.input_layernorm = LlamaRMSNorm(size, eps)
-        self.hidden_norm = LlamaRMSNorm(size, eps)
-        self.post_attention_layernorm = LlamaRMSNorm(size, eps)
-        self.self_attn = Attention(config)
-        self.mlp = LlamaMLP(config)
-
-    def attention_input(self, embedded_BTH: Tensor, hidden_BTH: Tensor) -> Tensor:
-        return torch.cat([self.input_layernorm(embedded_BTH), self.hidden_norm(hidden_BTH)], dim=-1)
-
-    def finish(self, hidden_BTH: Tensor, attended: Tensor) -> Tensor:
-        hidden_BTH = hidden_BTH + self.self_attn.merge(attended)
-        return hidden_BTH + self.mlp(self.post_attention_layernorm(hidden_BTH))
-
-
 @dataclass
 class Eagle3State:
     """Decode state of one request: what was observed but not yet read, and the cache of what was."""
@@ -169,9 +92,7 @@ class Eagle3Drafter(TrainableDrafter):
 
     config: Eagle3Config
 
-    def __init__(
-        self, config: Eagle3Config, layer: LlamaConfig, taps: tuple[int, ...], columns_D: Tensor
-    ) -> None:
+    def __init__(self, config: Eagle3Config, layer: LlamaConfig, taps: tuple[int, ...], columns_D: Tensor) -> None:
         super().__init__()
         self.config, self.layer_config, self.tap_layers = config, layer, taps
         H, D = layer.hidden_size, columns_D.numel()
@@ -196,10 +117,7 @@ class Eagle3Drafter(TrainableDrafter):
         return drafter.to(target.device)
 
     def bind(self, target: Target) -> None:
-        if (
-            target.hidden_size != self.layer_config.hidden_size
-            or target.vocab_size != self.layer_config.vocab_size
-        ):
+        if target.hidden_size != self.layer_config.hidden_size or target.vocab_size != self.layer_config.vocab_size:
             raise SpectrainError(
                 f"drafter made for hidden size {self.layer_config.hidden_size} and {self.layer_config.vocab_size} "
                 f"vocabulary rows, target has {target.hidden_size} and {target.vocab_size}"
@@ -213,7 +131,8 @@ class Eagle3Drafter(TrainableDrafter):
         The embedding half of the projections and the lower taps start at zero, so the drafter begins with what the
         target would have made of the feature alone.
         """
-        last, mine = target.layers[-1], self.layers[0]
+        last: Any = target.layers[-1]
+        mine = self.layer
         try:
             for name in ("q_proj", "k_proj", "v_proj"):
                 weight = getattr(mine.self_attn, name).weight
@@ -234,9 +153,9 @@ class Eagle3Drafter(TrainableDrafter):
         self.lm_head.weight.copy_(target.head_weight[self._columns])
 
     @property
-    def columns_D(self) -> Tensor:
-        """Target ids of the head's columns, ascending."""
-        return self._columns
+    def layer(self) -> DraftLayer:
+        """The one decoder layer (in a list, because that is how servers name its weights)."""
+        return cast(DraftLayer, self.layers[0])
 
     def load_weights(self, tensors: dict[str, Tensor]) -> None:
         """Replace all weights and the draft vocabulary; ``tensors`` has exactly the names of ``state_dict()``."""
@@ -254,24 +173,34 @@ class Eagle3Drafter(TrainableDrafter):
         return tuple(2 + depth for depth in range(depths or self.config.depths))
 
     def forward(self, batch: FeatureBatch, depths: int | None = None) -> DraftOutput:
-        layer = self.layers[0]
-        hidden_BTH = self.fc(batch.taps_BTF.to(self.fc.weight.dtype))
-        positions_BT = torch.arange(batch.ids_BT.shape[1], device=batch.ids_BT.device)[None]
-        keys: list[Tensor] = []
-        values: list[Tensor] = []
+        """Every position gives its depth-0 key and value; all else is computed where something is supervised."""
+        layer, shifts = self.layer, self.shifts(depths)
+        at_BM, real_BM = packed_positions(supervised(batch.answer_BT, shifts[0]))
+        fused_BTH = self.fc(batch.taps_BTF.to(self.fc.weight.dtype))
+        # The wrapped tail lies outside every mask.
+        x_BTH = layer.attention_input(self.embed(batch.ids_BT.roll(-1, dims=1)), fused_BTH)
+        everywhere_BT = torch.arange(x_BTH.shape[1], device=x_BTH.device)[None]
+        context = layer.self_attn.keys_values(x_BTH, self.rotary(x_BTH, everywhere_BT))
+        hidden_BMH, own = take_positions(fused_BTH, at_BM), list[KeysValues]()
         outputs = []
-        for depth, shift in enumerate(self.shifts(depths)):
-            follower_BT = batch.ids_BT.roll(-1 - depth, dims=1)  # the wrapped tail lies outside every mask
-            rotary = self.rotary(hidden_BTH, positions_BT + depth)
-            q, k, v = layer.self_attn.project(
-                layer.attention_input(self.embed(follower_BT), hidden_BTH), rotary
-            )
-            keys.append(k)
-            values.append(v)
-            hidden_BTH = layer.finish(hidden_BTH, depth_attention(q, keys, values))
-            mask_BT = supervised(batch.answer_BT, shift)
-            outputs.append(DepthOutput(self.norm(hidden_BTH), self.lm_head.weight, shift, mask_BT))
+        for depth, shift in enumerate(shifts):
+            follower_BM = batch.ids_BT.gather(1, (at_BM + 1 + depth).clamp(max=batch.ids_BT.shape[1] - 1))
+            x_BMH = layer.attention_input(self.embed(follower_BM), hidden_BMH)
+            rotary = self.rotary(x_BMH, at_BM + depth)
+            if depth:
+                own.append(layer.self_attn.keys_values(x_BMH, rotary))
+            attended = depth_attention(layer.self_attn.queries(x_BMH, rotary), context, own, at_BM)
+            hidden_BMH = layer.finish(hidden_BMH, attended)
+            outputs.append(self._depth_output(batch, shift, hidden_BMH, at_BM, real_BM))
         return DraftOutput(tuple(outputs), self._columns)
+
+    def _depth_output(self, batch: FeatureBatch, shift: int, hidden_BMH: Tensor, at_BM: Tensor,
+                      real_BM: Tensor) -> DepthOutput:  # fmt: skip
+        normed_NH = self.norm(hidden_BMH[real_BM])
+        row_N = real_BM.nonzero(as_tuple=True)[0]
+        hidden_BTH = normed_NH.new_zeros(*batch.ids_BT.shape, normed_NH.shape[-1])
+        hidden_BTH = hidden_BTH.index_put((row_N, at_BM[real_BM]), normed_NH)
+        return DepthOutput(hidden_BTH, self.lm_head.weight, shift, supervised(batch.answer_BT, shift))
 
     # --- decoding ---------------------------------------------------------------------------------------------
 
@@ -312,11 +241,12 @@ class Eagle3Drafter(TrainableDrafter):
         return hidden_BTH[:, -1:]
 
     def _step(self, ids_1T: Tensor, hidden_1TH: Tensor, position: int, cache: Cache) -> Tensor:
-        layer, new = self.layers[0], ids_1T.shape[1]
+        layer, new = self.layer, ids_1T.shape[1]
         positions_1T = torch.arange(position, position + new, device=ids_1T.device)[None]
         rotary = self.rotary(hidden_1TH, positions_1T)
-        q, k, v = layer.self_attn.project(layer.attention_input(self.embed(ids_1T), hidden_1TH), rotary)
-        k, v = cache.update(k, v, 0)
+        x_1TH = layer.attention_input(self.embed(ids_1T), hidden_1TH)
+        q = layer.self_attn.queries(x_1TH, rotary)
+        k, v = cache.update(*layer.self_attn.keys_values(x_1TH, rotary), 0)
         mask = None
         if new > 1:
             mask = torch.ones(new, k.shape[2], dtype=torch.bool, device=k.device).tril(k.shape[2] - new)

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 import torch
-from pydantic import Field
+from pydantic import Field, model_validator
 from torch import Tensor
 
 from spectrain.drafters.base import Drafter, DrafterConfig, Proposal
@@ -25,6 +25,12 @@ class NgramConfig(DrafterConfig):
     type: Literal["ngram"] = "ngram"
     longest: int = Field(8, ge=1, description="longest suffix to look for, in tokens")
     shortest: int = Field(1, ge=1, description="shortest suffix worth a proposal, in tokens")
+
+    @model_validator(mode="after")
+    def _has_a_length(self) -> NgramConfig:
+        if self.shortest > self.longest:
+            raise ValueError(f"the shortest suffix {self.shortest} is longer than the longest, {self.longest}")
+        return self
 
     @property
     def trainable(self) -> bool:

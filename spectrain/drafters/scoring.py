@@ -7,27 +7,29 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from spectrain.drafters.base import DepthOutput, TrainableDrafter
 from spectrain.losses import acceptance
-from spectrain.target import FeatureBatch
+from spectrain.target import FeatureBatch, OutputHead
 
 
-def teacher_law(
-    batch: FeatureBatch, head_DH: Tensor, where: tuple[Tensor, Tensor], shift: int
-) -> Callable[[slice], Tensor]:
-    """The target's log-probabilities of the token each position predicts, on the drafter's columns, by slice of rows.
+def teacher_law(batch: FeatureBatch, head: OutputHead, place_N: Tensor) -> Callable[[slice], Tensor]:
+    """The target's log-probabilities of the token after each place, on the columns of ``head``, by slice of places.
 
-    ``where`` are row and position of the N supervised positions; ``head_DH`` the target head's rows for those columns.
+    ``place_N`` counts positions through the batch (row x T + position). In float32 also under autocast: a law in
+    bfloat16 would not sum to one. A place that is repeated next to itself is computed once.
     """
-    row_N, at_N = where[0], where[1] + shift - 1
+    state_XH, normaliser_X = batch.hidden_BTH.flatten(0, 1), batch.log_normaliser_BT.flatten()
 
     def log_p(rows: slice) -> Tensor:
-        hidden_CH = batch.hidden_BTH[row_N[rows], at_N[rows]].to(head_DH.dtype)
-        return (hidden_CH @ head_DH.T).float() - batch.log_normaliser_BT[row_N[rows], at_N[rows], None]
+        place_U, back_C = place_N[rows].unique_consecutive(return_inverse=True)
+        with torch.autocast(state_XH.device.type, enabled=False):
+            logits_UD = head.logits(state_XH[place_U]).float()
+        return (logits_UD - normaliser_X[place_U, None])[back_C]
 
     return log_p
 
@@ -56,7 +58,7 @@ class DepthScores:
             name: [a + b for a, b in zip(getattr(self, name), getattr(other, name), strict=True)]
             for name in ("positions", "alpha", "greedy", "survived", "reached")
         }
-        return DepthScores(**joined, started=self.started + other.started)  # type: ignore[arg-type]
+        return DepthScores(**joined, started=self.started + other.started)
 
     def mean_alpha(self) -> list[float]:
         """Acceptance probability at T=1 by depth, on the target's own prefixes."""
@@ -80,16 +82,16 @@ class DepthScores:
 
 
 @torch.no_grad()
-def score_batch(drafter: TrainableDrafter, batch: FeatureBatch, target_head_VH: Tensor, depths: int | None = None,
+def score_batch(drafter: TrainableDrafter, batch: FeatureBatch, head: OutputHead, depths: int | None = None,
                 chunk: int = 256) -> DepthScores:  # fmt: skip
-    """Score every depth of a training forward against the target's full-vocabulary law."""
+    """Score every depth of a training forward against the law of the target's ``head``, over the full vocabulary."""
     output = drafter(batch, depths)
-    head_DH = target_head_VH if output.columns_D is None else target_head_VH[output.columns_D]
+    head = head.columns(output.columns_D)
     scores = DepthScores()
     alive_BT = output.depths[0].mask_BT
     scores.started = int(alive_BT.sum())
     for depth in output.depths:
-        alpha, right_BT = _score_depth(batch, depth, head_DH, output.columns_D, chunk)
+        alpha, right_BT = _score_depth(batch, depth, head, output.columns_D, chunk)
         scores.positions.append(int(depth.mask_BT.sum()))
         scores.alpha.append(alpha)
         scores.greedy.append(int(right_BT.sum()))
@@ -100,18 +102,40 @@ def score_batch(drafter: TrainableDrafter, batch: FeatureBatch, target_head_VH: 
     return scores
 
 
-def _score_depth(batch: FeatureBatch, depth: DepthOutput, head_DH: Tensor, columns_D: Tensor | None,
+def _score_depth(batch: FeatureBatch, depth: DepthOutput, head: OutputHead, columns_D: Tensor | None,
                  chunk: int) -> tuple[float, Tensor]:  # fmt: skip
     """Sum of acceptance probabilities at T=1, and where the greedy draft token equals the target's."""
-    where = depth.mask_BT.nonzero(as_tuple=True)
-    log_p = teacher_law(batch, head_DH, where, depth.shift)
-    hidden_NH = depth.hidden_BTH[where]
+    row_N, at_N = depth.mask_BT.nonzero(as_tuple=True)
+    place_N = row_N * depth.mask_BT.shape[1] + at_N + depth.shift - 1
+    log_p, greedy_X = teacher_law(batch, head, place_N), batch.greedy_BT.flatten()
+    hidden_NH = depth.hidden_BTH[row_N, at_N]
     alpha, right_BT = torch.zeros((), device=hidden_NH.device), torch.zeros_like(depth.mask_BT)
     for start in range(0, hidden_NH.shape[0], chunk):
         rows = slice(start, start + chunk)
         z_CD = (hidden_NH[rows] @ depth.head_DH.T).float()
         alpha += acceptance(z_CD, log_p(rows)).sum()
         best_C = z_CD.argmax(-1) if columns_D is None else columns_D[z_CD.argmax(-1)]
-        row_C, at_C = where[0][rows], where[1][rows]
-        right_BT[row_C, at_C] = best_C == batch.greedy_BT[row_C, at_C + depth.shift - 1]
+        right_BT[row_N[rows], at_N[rows]] = best_C == greedy_X[place_N[rows]]
     return float(alpha), right_BT
+
+
+def describe(scores: DepthScores) -> dict[str, Any]:
+    """Scores as plain numbers: tokens per round at T=0, and by depth alpha at T=1 and conditional greedy acceptance."""
+    return {
+        "tokens_per_round": scores.tokens_per_round(),
+        "alpha": scores.mean_alpha(),
+        "conditional": scores.conditional(),
+        "positions": scores.positions,
+    }
+
+
+def summary_line(validation: dict[str, Any]) -> str:
+    """One line for a person watching."""
+
+    def by_depth(name: str) -> str:
+        return " ".join(f"{value:.2f}" for value in validation[name])
+
+    return (
+        f"tokens/round {validation['tokens_per_round']:.2f} (T=0) | "
+        f"conditional acceptance {by_depth('conditional')} (T=0) | α {by_depth('alpha')} (T=1)"
+    )

@@ -44,6 +44,10 @@ class Sample:
     equal_to_plain: bool | None
     first_difference: dict[str, Any] | None
 
+    def is_of(self, kind: str) -> bool:
+        """Whether the conversation is of this kind or of one below it: "narrow/sql" is of "narrow"."""
+        return f"{self.kind}/".startswith(f"{kind}/")
+
     @property
     def decode_s(self) -> float:
         """Everything after prefill."""
@@ -55,6 +59,12 @@ class Sample:
 
     def __str__(self) -> str:
         return f"sample of conversation {self.conversation!r}, contender {self.contender!r}"
+
+
+def kind_and_parents(kind: str) -> list[str]:
+    """A kind and what it lies in, outermost first: "narrow/sql" → "narrow", "narrow/sql"."""
+    parts = kind.split("/")
+    return ["/".join(parts[: i + 1]) for i in range(len(parts))]
 
 
 def parse_sample(raw: Mapping[str, Any]) -> Sample:

@@ -16,7 +16,7 @@ from spectrain.errors import SpectrainError
 from spectrain.evaluation.blocks import STATISTICS, number_block
 from spectrain.evaluation.costs import add_predictions_from_siblings
 from spectrain.evaluation.document import SCHEMA, check_document
-from spectrain.evaluation.samples import Contender, group_by_sampler
+from spectrain.evaluation.samples import Contender, group_by_sampler, kind_and_parents
 from spectrain.evaluation.verdict import exactness_block, verdict_block
 from spectrain.exact.sampler import Sampler
 
@@ -74,7 +74,7 @@ def _sampler_block(
     sampler: dict[str, Any], group: list[Contender], context: Mapping[str, Any]
 ) -> dict[str, Any]:
     plain = group[0]
-    kinds = sorted({sample.kind for sample in plain.samples})
+    kinds = sorted({kind for sample in plain.samples for kind in kind_and_parents(sample.kind)})
     contenders = [_contender_block(contender, plain, kinds) for contender in group]
     add_predictions_from_siblings(contenders)
     described = Sampler(**sampler)
@@ -103,7 +103,7 @@ def _sampler_block(
 
 def _contender_block(contender: Contender, plain: Contender, kinds: Sequence[str]) -> dict[str, Any]:
     def block(kind: str | None) -> dict[str, Any]:
-        chosen = [[s for s in c.samples if kind in (None, s.kind)] for c in (contender, plain)]
+        chosen = [[s for s in c.samples if kind is None or s.is_of(kind)] for c in (contender, plain)]
         return number_block(contender.name, kind, *chosen)
 
     return {

@@ -145,6 +145,7 @@ def sentence(verdict: Mapping[str, Any], confidence: str) -> str:
 
 def kind_sentence(by_kind: Mapping[str, Mapping[str, Any]]) -> str:
     """Where it pays and where it does not, when there is more than one kind."""
+    by_kind = {kind: verdict for kind, verdict in by_kind.items() if "/" not in kind}  # parents stand for what they hold
     if len(by_kind) < 2:
         return ""
     on = [

@@ -57,9 +57,7 @@ def break_even_tokens(k: int, c: float, v: float | Sequence[float] = 1.0) -> flo
     """Tokens per round at which a round costs what plain decoding of the same tokens costs: k·c + v."""
     cost = k * c + _verification(v, k)
     if k < 0 or c < 0 or not cost > 0:
-        raise SpectrainError(
-            f"round cost: found k={k}, c={c}, v={v}, expected k >= 0, c >= 0 and k·c + v > 0"
-        )
+        raise SpectrainError(f"round cost: found k={k}, c={c}, v={v}, expected k >= 0, c >= 0 and k·c + v > 0")
     return cost
 
 
@@ -93,7 +91,5 @@ def _verification(v: float | Sequence[float], k: int) -> float:
     if not isinstance(v, Sequence):
         return float(v)
     if not 0 <= k < len(v):
-        raise SpectrainError(
-            f"v: found {len(v)} verification costs, expected one for each draft length 0..{k}"
-        )
+        raise SpectrainError(f"v: found {len(v)} verification costs, expected one for each draft length 0..{k}")
     return float(v[k])

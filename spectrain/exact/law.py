@@ -16,9 +16,7 @@ ZERO = Fraction(0)
 Prefix = tuple[int, ...]
 Law = tuple[Fraction, ...]  # over token ids, of sum 1
 Conditional = Callable[[Prefix], Law]  # the law of the token after a prefix
-Outcomes = dict[
-    Prefix, Fraction
-]  # the committed tokens of a round, or whole sequences, with their probabilities
+Outcomes = dict[Prefix, Fraction]  # the committed tokens of a round, or whole sequences, with their probabilities
 Repair = Callable[[Law, Law], Law]  # (p, the scored q) -> the law of the token after a rejection
 
 

@@ -94,6 +94,7 @@ class Sampler:
         if top_p < 1:
             mass = ordered.double().softmax(-1)
             before = mass.cumsum(-1) - mass
+            # The first is always before top_p; only a row of NaN has none, and it must stay NaN.
             kept = (before < top_p).sum(-1, keepdim=True).clamp_(min=1)
         return torch.where(_first(scaled, ordered, kept), scaled, -torch.inf)
 

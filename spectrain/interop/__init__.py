@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 from torch import Tensor
 
+from spectrain.drafters.base import TrainableDrafter
 from spectrain.errors import SpectrainError
 from spectrain.interop import speculators_eagle3
 from spectrain.interop._checkpoint import (
@@ -26,6 +27,7 @@ __all__ = [
     "WEIGHTS_FILE",
     "Format",
     "check_listing",
+    "format_for",
     "format_of",
     "format_of_config",
     "list_files",
@@ -40,6 +42,17 @@ class Format(Protocol):
 
     NAME: str
     TAP_CONVENTION: str
+    DRAFTER: type[TrainableDrafter]
+
+    def from_drafter(
+        self, drafter: Any, target: str, architectures: Sequence[str]
+    ) -> tuple[dict[str, Any], dict[str, Tensor]]:
+        """config.json and tensors of a drafter, named beside the target it is served with."""
+
+    def to_drafter(
+        self, settings: Any, tensors: Mapping[str, Tensor], config: Mapping[str, Any] | None
+    ) -> TrainableDrafter:
+        """The drafter of a checkpoint; ``config`` is what its manifest says of it, if it has one."""
 
     def recognises(self, config: Mapping[str, Any], /) -> bool: ...
 
@@ -52,7 +65,12 @@ class Format(Protocol):
         """Target id of each draft token, int64 [D]."""
 
 
-FORMATS: tuple[Format, ...] = (speculators_eagle3,)
+FORMATS = cast(tuple[Format, ...], (speculators_eagle3,))  # modules are checked as they are called
+
+
+def format_for(drafter: TrainableDrafter) -> Format:
+    """The serving format that bundles of this drafter are written in."""
+    return next(candidate for candidate in FORMATS if candidate.DRAFTER is type(drafter))
 
 
 def format_of(folder: Path) -> Format:
@@ -66,10 +84,6 @@ def format_of_config(config: Mapping[str, Any], where: str) -> Format:
         if candidate.recognises(config):
             return candidate
     found = {key: config.get(key) for key in ("speculators_model_type", "architectures", "model_type")}
-    shown = (
-        ", ".join(f"{key} {value!r}" for key, value in found.items() if value is not None) or "neither key"
-    )
+    shown = ", ".join(f"{key} {value!r}" for key, value in found.items() if value is not None) or "neither key"
     known = ", ".join(candidate.NAME for candidate in FORMATS)
-    raise SpectrainError(
-        f"{where}: unknown drafter checkpoint: config.json says {shown}. Known formats: {known}"
-    )
+    raise SpectrainError(f"{where}: unknown drafter checkpoint: config.json says {shown}. Known formats: {known}")

@@ -56,9 +56,7 @@ def write_checkpoint(folder: Path, config: Mapping[str, Any], tensors: Mapping[s
     save_file(own, folder / WEIGHTS_FILE, metadata={"format": "pt"})
 
 
-def check_keys(
-    found: Mapping[str, Any], required: Collection[str], optional: Collection[str], where: str
-) -> None:
+def check_keys(found: Mapping[str, Any], required: Collection[str], optional: Collection[str], where: str) -> None:
     """Raise when a required key is missing or a key is unknown, with the nearest known name."""
     for key in required:
         if key not in found:
@@ -88,6 +86,5 @@ def check_shapes(
             raise SpectrainError(f"{where}: unknown tensor {name} {list(tensor.shape)}.{hint}")
         if tuple(tensor.shape) != expected[name]:
             raise SpectrainError(
-                f"{where}: tensor {name} is {list(tensor.shape)}, but the configuration asks for "
-                f"{list(expected[name])}"
+                f"{where}: tensor {name} is {list(tensor.shape)}, but the configuration asks for {list(expected[name])}"
             )

@@ -24,9 +24,7 @@ def list_files(folder: Path) -> Iterator[str]:
             yield (Path(root) / name).relative_to(folder).as_posix()
 
 
-def check_listing(
-    folder: Path, recorded: Mapping[str, str], list_name: str, allowed: Collection[str]
-) -> None:
+def check_listing(folder: Path, recorded: Mapping[str, str], list_name: str, allowed: Collection[str]) -> None:
     """Raise on the first file that is not as ``recorded`` (path → SHA-256) in the file ``list_name``.
 
     ``allowed`` names files that may be there without being recorded.
@@ -42,8 +40,7 @@ def check_listing(
         found = file_digest(folder / name)
         if found != digest:
             raise SpectrainError(
-                f"{folder}: {name} was changed after it was written: "
-                f"SHA-256 {found}, {list_name} says {digest}"
+                f"{folder}: {name} was changed after it was written: SHA-256 {found}, {list_name} says {digest}"
             )
 
 

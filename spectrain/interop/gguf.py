@@ -96,6 +96,4 @@ def _check(folder: Path, loaded: Any, tokenizer: Any, file: Path) -> None:
     with torch.inference_mode():
         gap = (loaded(ids).logits - saved(ids).logits).abs().max()
     if not gap == 0:  # also when it is not a number
-        raise SpectrainError(
-            f"{file}: logits of the saved model are off by {float(gap):.3g}; nothing was kept"
-        )
+        raise SpectrainError(f"{file}: logits of the saved model are off by {float(gap):.3g}; nothing was kept")

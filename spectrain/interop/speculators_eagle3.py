@@ -7,7 +7,7 @@ its code). Shapes: H hidden, D draft vocabulary, V target vocabulary.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,10 +15,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from transformers import LlamaConfig
+
+from spectrain.drafters.eagle3 import Eagle3Config, Eagle3Drafter
 from spectrain.errors import SpectrainError
 from spectrain.interop._checkpoint import check_keys, check_shapes, read_config, read_tensors
 
 NAME = "speculators eagle3"
+DRAFTER = Eagle3Drafter
 ARCHITECTURE = "Eagle3Speculator"
 TAP_CONVENTION = "layer input: tap k is the residual stream entering layer k (hidden_states[k])"
 FORMAT_VERSION = "0.9.0"  # the speculators release whose layout this is
@@ -41,29 +45,14 @@ LAYER_KEYS = (
     "rope_parameters",
 )
 # Keys that any transformers configuration carries and that do not change what the drafter computes.
-_INERT_LAYER_KEYS = {
-    "architectures",
-    "attention_dropout",
-    "bos_token_id",
-    "chunk_size_feed_forward",
-    "dtype",
-    "eos_token_id",
-    "id2label",
-    "initializer_range",
-    "is_encoder_decoder",
-    "label2id",
-    "output_attentions",
-    "output_hidden_states",
-    "pad_token_id",
-    "pretraining_tp",
-    "problem_type",
-    "return_dict",
-    "tie_word_embeddings",
-    "torch_dtype",
-    "transformers_version",
-    "use_cache",
-    "_name_or_path",
-}
+_INERT_LAYER_KEYS = frozenset(
+    """
+    architectures attention_dropout bos_token_id chunk_size_feed_forward dtype eos_token_id id2label
+    initializer_range is_encoder_decoder label2id output_attentions output_hidden_states pad_token_id
+    pretraining_tp problem_type return_dict tie_word_embeddings torch_dtype transformers_version
+    use_cache _name_or_path
+    """.split()
+)
 _KEYS = (
     "architectures",
     "speculators_model_type",
@@ -75,16 +64,12 @@ _KEYS = (
     "speculators_config",
 )
 _MUST_BE_FALSE = ("norm_before_residual", "norm_before_fc", "fc_norm", "norm_output")
-_INERT_KEYS = {
-    "speculators_version",
-    "embed_requires_grad",
-    "auto_map",
-    "has_no_defaults_at_init",
-    "transformers_version",
-    "dtype",
-    "torch_dtype",
-    "tie_word_embeddings",
-}
+_INERT_KEYS = frozenset(
+    """
+    speculators_version embed_requires_grad auto_map has_no_defaults_at_init transformers_version dtype
+    torch_dtype tie_word_embeddings
+    """.split()
+)
 _OPTIONAL_TENSORS = {"embed_tokens.weight"}  # absent: the server shares the target's embedding
 
 
@@ -105,13 +90,42 @@ class Eagle3Settings:
     verifier_architectures: tuple[str, ...]
 
 
+def from_drafter(
+    drafter: Eagle3Drafter, target: str, architectures: Sequence[str]
+) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    """config.json and tensors of a drafter, to be served beside ``target`` (its name or path)."""
+    settings = Eagle3Settings(
+        layer_config=drafter.layer_config.to_dict(),
+        taps=drafter.tap_layers,
+        draft_vocab_size=drafter.lm_head.out_features,
+        target_hidden_size=drafter.layer_config.hidden_size,
+        speculative_tokens=drafter.config.depths,
+        verifier_name=target,
+        verifier_architectures=tuple(architectures),
+    )
+    return to_checkpoint(settings, drafter.state_dict())
+
+
+def to_drafter(
+    settings: Eagle3Settings, tensors: Mapping[str, Tensor], config: Mapping[str, Any] | None
+) -> Eagle3Drafter:
+    """The drafter of a checkpoint; ``config`` is its manifest's, or None for a checkpoint made elsewhere.
+
+    An ``embed_tokens.weight`` is left out: drafters borrow the target's embedding.
+    """
+    known = Eagle3Config(draft_vocab_size=settings.draft_vocab_size, tap_layers=settings.taps)
+    layer = LlamaConfig(**{key: settings.layer_config[key] for key in LAYER_KEYS if key != "model_type"})
+    own = known if config is None else Eagle3Config.model_validate(dict(config))
+    drafter = Eagle3Drafter(own, layer, settings.taps, draft_vocabulary(tensors))
+    drafter.load_weights({name: tensor for name, tensor in tensors.items() if name not in _OPTIONAL_TENSORS})
+    return drafter
+
+
 def recognises(config: Mapping[str, Any]) -> bool:
     return config.get("speculators_model_type") == "eagle3" or config.get("architectures") == [ARCHITECTURE]
 
 
-def to_checkpoint(
-    settings: Eagle3Settings, tensors: Mapping[str, Tensor]
-) -> tuple[dict[str, Any], dict[str, Tensor]]:
+def to_checkpoint(settings: Eagle3Settings, tensors: Mapping[str, Tensor]) -> tuple[dict[str, Any], dict[str, Tensor]]:
     """config.json and tensors that vLLM loads; raises SpectrainError on anything it would load wrongly."""
     where = "the EAGLE-3 drafter"
     _check_settings(settings, where)
@@ -210,14 +224,9 @@ def _check_settings(settings: Eagle3Settings, where: str) -> None:
     if not isinstance(layer["rope_parameters"], dict) or "rope_theta" not in layer["rope_parameters"]:
         found = layer["rope_parameters"]
         raise SpectrainError(f"{where}: rope_parameters must give rope_theta and rope_type, found {found!r}")
-    if (
-        len(taps) != 3
-        or any(type(tap) is not int or tap < 0 for tap in taps)
-        or sorted(set(taps)) != list(taps)
-    ):
+    if len(taps) != 3 or any(type(tap) is not int or tap < 0 for tap in taps) or sorted(set(taps)) != list(taps):
         raise SpectrainError(
-            f"{where}: eagle_aux_hidden_state_layer_ids must be three distinct ascending layer ids, "
-            f"found {list(taps)}"
+            f"{where}: eagle_aux_hidden_state_layer_ids must be three distinct ascending layer ids, found {list(taps)}"
         )
     if not 0 < settings.draft_vocab_size <= layer["vocab_size"]:
         raise SpectrainError(
@@ -257,9 +266,7 @@ def _check_maps(ids_D: Tensor, t2d_V: Tensor, where: str) -> None:
     wrong = (wanted_V != t2d_V).nonzero().flatten()
     if len(wrong):
         token = int(wrong[0])
-        raise SpectrainError(
-            f"{where}: t2d[{token}] is {bool(t2d_V[token])}, but d2t says {not t2d_V[token]}"
-        )
+        raise SpectrainError(f"{where}: t2d[{token}] is {bool(t2d_V[token])}, but d2t says {not t2d_V[token]}")
 
 
 def _shapes(settings: Eagle3Settings) -> dict[str, tuple[int, ...]]:

@@ -2,7 +2,7 @@
 
 `kernel_law` runs over every proposal and integrates the kernel over its uniforms. The verdict is piecewise
 constant in each uniform, with known rational breakpoints; the kernel is called just inside both ends of every
-piece, must answer the same at both, and the pieces are weighed in Fractions. So the laws are compared with `==`.
+piece, must answer the same at both, and the pieces are weighed in Fractions. Laws are compared with `==`.
 """
 
 import math
@@ -105,9 +105,7 @@ def tables(depth):
     prefixes = [prefix for n in range(depth) for prefix in product(range(V), repeat=n)]
     row = st.lists(st.integers(0, 4), min_size=V, max_size=V).filter(any).map(normalised)
     size = len(prefixes)
-    return st.lists(row, min_size=size, max_size=size).map(
-        lambda laws: dict(zip(prefixes, laws, strict=True))
-    )
+    return st.lists(row, min_size=size, max_size=size).map(lambda laws: dict(zip(prefixes, laws, strict=True)))
 
 
 @settings(max_examples=40, deadline=None)
@@ -291,9 +289,7 @@ def test_float32_rows_over_a_real_vocabulary(temperature):
     generator = torch.Generator().manual_seed(4)
     logits = 2 * torch.randn(2, 6, 49152, generator=generator)
     p = Sampler(temperature).probabilities(logits)
-    q = Sampler(temperature).probabilities(logits + 1e-6 * torch.randn(logits.shape, generator=generator))[
-        :, :5
-    ]
+    q = Sampler(temperature).probabilities(logits + 1e-6 * torch.randn(logits.shape, generator=generator))[:, :5]
     tokens = draw(q, torch.rand(2, 5, generator=generator, dtype=torch.float64))
     uniforms = torch.rand(2, 6, generator=generator, dtype=torch.float64)
     verdict = verify_chain(p, q, tokens, uniforms)

@@ -35,9 +35,7 @@ def tables(depth):
     prefixes = [prefix for n in range(depth) for prefix in product(range(VOCABULARY), repeat=n)]
     row = st.lists(st.integers(0, 4), min_size=VOCABULARY, max_size=VOCABULARY).filter(any).map(normalised)
     size = len(prefixes)
-    return st.lists(row, min_size=size, max_size=size).map(
-        lambda laws: dict(zip(prefixes, laws, strict=True))
-    )
+    return st.lists(row, min_size=size, max_size=size).map(lambda laws: dict(zip(prefixes, laws, strict=True)))
 
 
 @settings(max_examples=40, deadline=None)

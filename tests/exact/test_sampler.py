@@ -182,6 +182,19 @@ def test_draw_never_returns_a_token_of_probability_zero():
     assert draw(tiny, torch.tensor(1.0, dtype=torch.float64)).item() == 1
 
 
+def test_draw_survives_a_running_sum_that_rises_by_rounding(monkeypatch):
+    # What a parallel prefix sum may return for (.3, 0, .7): the second is one unit in the last place up.
+    running = torch.tensor([0.3, math.nextafter(0.3, 1), 1.0], dtype=torch.float64)
+    monkeypatch.setattr(torch.Tensor, "cumsum", lambda *_, **__: running.clone())
+    uniform = torch.tensor(0.3, dtype=torch.float64)
+    assert draw(torch.tensor([0.3, 0.0, 0.7]), uniform).item() == 2
+
+
+def test_broken_logits_stay_visible():
+    for sampler in (Sampler(1.0), Sampler(1.0, 2), Sampler(1.0, 2, 0.5), Sampler(1.0, None, 0.5)):
+        assert sampler.probabilities(torch.full((2, 4), math.nan)).isnan().all()
+
+
 def test_draw_takes_any_leading_shape():
     generator = torch.Generator().manual_seed(1)
     weights = torch.rand(2, 3, 5, generator=generator)

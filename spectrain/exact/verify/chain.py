@@ -87,9 +87,7 @@ def acceptance_probability(p_V: Tensor, q_V: Tensor) -> Tensor:
 def check_probabilities(rows: Tensor, name: str) -> None:
     """Raise SpectrainError unless every row [..., V] is finite, not negative and of float64 sum 1 ± 1e-12."""
     if not rows.is_floating_point() or rows.dim() == 0 or rows.shape[-1] == 0:
-        raise SpectrainError(
-            f"{name}: found {rows.dtype} {list(rows.shape)}, expected floating-point rows [..., V]"
-        )
+        raise SpectrainError(f"{name}: found {rows.dtype} {list(rows.shape)}, expected floating-point rows [..., V]")
     if not rows.isfinite().all():
         raise SpectrainError(f"{name}: found a value that is not finite; check the logits that it came from")
     if (rows < 0).any():
@@ -98,8 +96,7 @@ def check_probabilities(rows: Tensor, name: str) -> None:
     if ((sums - 1).abs() > SUM_TOLERANCE).any():
         worst = sums.flatten()[(sums - 1).abs().argmax()].item()
         raise SpectrainError(
-            f"{name}: found a row of sum {worst!r}, expected 1 within {SUM_TOLERANCE:g}; "
-            "normalise the rows in float64"
+            f"{name}: found a row of sum {worst!r}, expected 1 within {SUM_TOLERANCE:g}; normalise the rows in float64"
         )
 
 
@@ -137,9 +134,7 @@ def check_chain(
         check_probabilities(q_BKV[proposed_BK], "q")
         chosen_BK = q_BKV.gather(-1, tokens_BK.long().clamp(0, V - 1).unsqueeze(-1)).squeeze(-1)
         drawn = ((chosen_BK > 0) | ~proposed_BK).all()
-        _expect(
-            drawn, "q: found 0 for a proposed token, expected the law that the tokens were really drawn from"
-        )
+        _expect(drawn, "q: found 0 for a proposed token, expected the law that the tokens were really drawn from")
 
 
 def _expect(condition: Tensor | bool, message: str) -> None:

@@ -1,0 +1,290 @@
+"""The measurement: every contender decodes the same held-out prompts, interleaved, and raw samples are kept.
+
+One JSON line a (conversation, sampler, contender); the document and the report are made from these lines alone. Beside
+them, also a line each, the drafter's teacher-forced scores on the answers plain decoding gave: what the target itself
+says of every position. A run that was interrupted goes on with the next conversation.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+import torch
+from pydantic import BaseModel, ConfigDict, Field, field_validator
+from tqdm import tqdm
+
+from spectrain.data.batches import live_batch
+from spectrain.data.conversations import Conversation, EncodedRow, render_prompt
+from spectrain.data.split import conversations_digest
+from spectrain.decoding import Generation, generate, generate_plain
+from spectrain.decoding.requests import check_request
+from spectrain.drafters import Drafter, TrainableDrafter
+from spectrain.drafters.scoring import DepthScores, score_batch
+from spectrain.errors import SpectrainError
+from spectrain.evaluation.samples import PLAIN, kind_and_parents
+from spectrain.exact.sampler import Sampler
+from spectrain.files import atomic_file, json_digest, whole_lines, write_json
+from spectrain.identity import first_difference
+from spectrain.target import Target
+
+
+class AcceptanceConfig(BaseModel):
+    """What is measured: draft lengths, samplers, how many held-out chats, how long the answers."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+    k: tuple[Annotated[int, Field(ge=1)], ...] = Field(
+        (3, 5), min_length=1, description="draft tokens a round; each is a contender"
+    )
+    samplers: tuple[Sampler, ...] = Field((Sampler(),), min_length=1)
+    conversations: int | None = Field(None, ge=1, description="held-out chats, spread over the kinds; default all")
+    max_new_tokens: int = Field(128, ge=2)
+    seed: int = 0
+
+    @field_validator("samplers")
+    @classmethod
+    def _no_sampler_twice(cls, samplers: tuple[Sampler, ...]) -> tuple[Sampler, ...]:
+        if len(set(samplers)) < len(samplers):  # its samples could not be told apart
+            raise ValueError(f"the same sampler twice: {', '.join(s.describe() for s in samplers)}")
+        return samplers
+
+
+@dataclass(frozen=True)
+class Contender:
+    """A drafter at a draft length; plain decoding has none."""
+
+    name: str
+    family: str
+    k: int
+    drafter: Drafter | None
+
+
+def contenders(drafters: dict[str, Drafter], lengths: Sequence[int]) -> list[Contender]:
+    """Plain decoding, and every drafter at every draft length."""
+    found = [Contender(PLAIN, PLAIN, 0, None)]
+    return found + [
+        Contender(f"{name} k={k}", name, k, d) for name, d in drafters.items() for k in sorted(set(lengths))
+    ]
+
+
+def choose(conversations: Sequence[Conversation], count: int | None, seed: int) -> list[Conversation]:
+    """``count`` conversations drawn evenly over the kinds (all when None), always the same ones for a seed."""
+    if count is None or count >= len(conversations):
+        return list(conversations)
+    by_kind: dict[str, list[Conversation]] = {}
+    for conversation in sorted(conversations, key=lambda c: c.id):
+        by_kind.setdefault(conversation.kind, []).append(conversation)
+    for members in by_kind.values():
+        random.Random(seed).shuffle(members)
+    turns = [c for turn in range(len(conversations)) for members in by_kind.values() for c in members[turn : turn + 1]]
+    chosen = {c.id for c in turns[:count]}
+    return [c for c in conversations if c.id in chosen]
+
+
+def measure(target: Target, drafters: dict[str, Drafter], conversations: Sequence[Conversation],
+            config: AcceptanceConfig, output: Path, identity: dict[str, Any], *,
+            progress: bool = True) -> list[dict[str, Any]]:  # fmt: skip
+    """Raw samples of every contender on every conversation, also kept in ``output/samples.jsonl``.
+
+    ``identity`` names what is measured (digests of target and bundle): a folder begun with another is an error.
+    """
+    chosen = choose(conversations, config.conversations, config.seed)
+    prompts = {c.id: _prompt(target, c, config.max_new_tokens) for c in chosen}
+    key = {
+        "config": config.model_dump(mode="json"),
+        "traffic": conversations_digest(chosen),
+        "prompt_ids": json_digest(prompts),  # the template's and the tokenizer's part in them
+        "eos_ids": list(target.eos_ids),
+        "dtype": str(target.dtype),
+        "threads": torch.get_num_threads(),
+        **identity,
+    }
+    entries = contenders(drafters, config.k)
+    samples, file = _resume(output, key, len(entries) * len(config.samplers))
+    done = {sample["conversation"] for sample in samples}
+    bar = tqdm(chosen, desc="evaluate", unit="chat", disable=not progress)
+    warm = False
+    with file.open("a", encoding="utf-8") as out:
+        for conversation in bar:
+            if conversation.id in done:
+                continue
+            prompt = prompts[conversation.id]
+            if not warm:  # first calls allocate and tune; they are run and thrown away
+                list(_conversation(target, entries, conversation, prompt, config, limit=min(8, config.max_new_tokens)))
+                warm = True
+            fresh = list(_conversation(target, entries, conversation, prompt, config))
+            scores = [s for sample in fresh if (s := sample.pop("teacher_forced", None))]
+            with (output / "teacher_forced.jsonl").open("a", encoding="utf-8") as beside:
+                beside.write("".join(json.dumps(score) + "\n" for score in scores))
+            # One write a conversation: after an interruption it is there whole or measured again.
+            out.write("".join(json.dumps(sample) + "\n" for sample in fresh))
+            out.flush()
+            os.fsync(out.fileno())
+            samples += fresh
+            bar.set_postfix(_running(samples))
+    return samples
+
+
+def _prompt(target: Target, conversation: Conversation, max_new_tokens: int) -> list[int]:
+    ids = render_prompt(conversation.prompt, target.tokenizer)
+    try:
+        check_request(target, ids, max_new_tokens)
+    except SpectrainError as error:
+        raise SpectrainError(f"conversation {conversation.id!r}: {error}") from error
+    return ids
+
+
+def _conversation(target: Target, entries: Sequence[Contender], conversation: Conversation, prompt: list[int],
+                  config: AcceptanceConfig, limit: int | None = None) -> Iterator[dict[str, Any]]:  # fmt: skip
+    """Samples of one conversation, contenders in an order drawn anew for each sampler."""
+    for sampler in config.samplers:
+        seed = random.Random(f"{config.seed}/{conversation.id}").getrandbits(48)
+        order = list(entries)
+        random.Random(f"{seed}/{sampler.describe()}").shuffle(order)
+        runs = {}
+        for entry in order:
+            arguments: dict[str, Any] = {
+                "sampler": sampler,
+                "max_new_tokens": limit or config.max_new_tokens,
+                "seed": seed,
+            }
+            if entry.drafter is None:
+                target.tap(())
+                runs[entry.name] = generate_plain(target, prompt, **arguments)
+            else:
+                runs[entry.name] = generate(target, entry.drafter, prompt, draft_length=entry.k, **arguments)
+        for entry in entries:
+            sample = _sample(target, conversation, prompt, sampler, seed, entry, runs)
+            if entry.k == max(config.k) and isinstance(entry.drafter, TrainableDrafter):
+                sample["teacher_forced"] = _teacher_forced(target, conversation, prompt, sampler, entry, runs[PLAIN])
+            yield sample
+
+
+def _teacher_forced(target: Target, conversation: Conversation, prompt: list[int], sampler: Sampler, entry: Contender,
+                    plain: Generation) -> dict[str, Any]:  # fmt: skip
+    """Scores of a drafter at every position of the answer that plain decoding gave."""
+    assert isinstance(entry.drafter, TrainableDrafter)
+    mask = [0] * len(prompt) + [1] * len(plain.tokens)
+    target.tap(entry.drafter.tap_layers)
+    batch = live_batch(target, [EncodedRow(conversation.id, conversation.kind, prompt + plain.tokens, mask)])
+    scores = score_batch(entry.drafter, batch, target.head, entry.k)
+    where = {"conversation": conversation.id, "kind": conversation.kind, "drafter": entry.family}
+    return {**where, "sampler": asdict(sampler), **asdict(scores)}
+
+
+def _sample(target: Target, conversation: Conversation, prompt: list[int], sampler: Sampler, seed: int,
+            entry: Contender, runs: dict[str, Generation]) -> dict[str, Any]:  # fmt: skip
+    run, plain = runs[entry.name], runs[PLAIN]
+    equal = run.tokens == plain.tokens if sampler.greedy else None
+    return {
+        "conversation": conversation.id,
+        "kind": conversation.kind,
+        "contender": entry.name,
+        "drafter": entry.family,
+        "k": entry.k,
+        "temperature": sampler.temperature,
+        "sampler": asdict(sampler),
+        "seed": seed,
+        "prompt_tokens": len(prompt),
+        "new_tokens": len(run.tokens),
+        "finished": run.finished,
+        "rounds": [[r.proposed, r.accepted, r.committed, r.clipped] for r in run.rounds],
+        "prefill_s": run.prefill_s,
+        "draft_s": run.draft_s,
+        "verify_s": run.verify_s,
+        "overhead_s": run.overhead_s,
+        "total_s": run.total_s,
+        "equal_to_plain": equal,
+        "first_difference": _difference(target, prompt, run.tokens, plain.tokens) if equal is False else None,
+    }
+
+
+@torch.inference_mode()
+def _difference(target: Target, prompt: list[int], tokens: list[int], plain: list[int]) -> dict[str, Any]:
+    """Where two greedy outputs part, and by how much the target's logits of the two tokens differ there."""
+    at = next(
+        (i for i, (a, b) in enumerate(zip(tokens, plain, strict=False)) if a != b),
+        min(len(tokens), len(plain)),
+    )
+    if at >= min(len(tokens), len(plain)):
+        return {"position": at, "logit_gap": None}
+    ids = torch.tensor([[*prompt, *plain[:at]]], device=target.device)
+    logits = target.logits(target.forward(ids).hidden_BTH[0, -1]).double()
+    return {"position": at, "logit_gap": float((logits[plain[at]] - logits[tokens[at]]).abs())}
+
+
+def teacher_forced_rows(output: Path, conversations: Sequence[str]) -> list[dict[str, Any]]:
+    """Acceptance probability at T=1 and conditional greedy acceptance by drafter, prefixes' sampler, kind and depth."""
+    lines = (output / "teacher_forced.jsonl").read_text(encoding="utf-8").splitlines()
+    latest = {(r["conversation"], r["drafter"], json_digest(r["sampler"])): r for r in map(json.loads, lines)}
+    totals: dict[tuple[str, str, str], DepthScores] = {}
+    for record in latest.values():
+        if record["conversation"] in conversations:
+            scores = DepthScores(**{name: record[name] for name in DepthScores.__dataclass_fields__})
+            for kind in ("all", *kind_and_parents(record["kind"])):
+                place = (record["drafter"], json.dumps(record["sampler"]), kind)
+                totals[place] = totals.get(place, DepthScores()) + scores
+    return [
+        {
+            "drafter": drafter,
+            "prefixes": Sampler(**json.loads(sampler)).describe(),
+            "temperature": 1.0,  # α compares the laws at T=1, whatever the prefixes were sampled with
+            "kind": kind,
+            "depth": depth,
+            "alpha": scores.mean_alpha()[depth],
+            "greedy_conditional": scores.conditional()[depth],
+            "positions": scores.positions[depth],
+        }
+        for (drafter, sampler, kind), scores in totals.items()
+        for depth in range(len(scores.positions))
+        if scores.positions[depth]
+    ]
+
+
+def _running(samples: Sequence[dict[str, Any]]) -> dict[str, str]:
+    """Tokens per round so far of the first sampler's drafters, for the progress bar."""
+    totals: dict[str, list[int]] = {}
+    for sample in samples:
+        if sample["k"] and sample["sampler"] == samples[0]["sampler"]:
+            total = totals.setdefault(sample["contender"], [0, 0])
+            total[0] += sum(r[2] for r in sample["rounds"])
+            total[1] += len(sample["rounds"])
+    return {name: f"τ {tokens / rounds:.2f}" for name, (tokens, rounds) in totals.items() if rounds}
+
+
+def _resume(output: Path, key: dict[str, Any], size: int) -> tuple[list[dict[str, Any]], Path]:
+    """Samples of an interrupted run with the same key, and the file to append to."""
+    output.mkdir(parents=True, exist_ok=True)
+    file, sidecar, beside = output / "samples.jsonl", output / "samples.json", output / "teacher_forced.jsonl"
+    if not file.exists():
+        beside.unlink(missing_ok=True)
+        write_json(sidecar, key)
+        file.touch()
+        return [], file
+    found = json.loads(sidecar.read_text(encoding="utf-8")) if sidecar.exists() else {}
+    key = json.loads(json.dumps(key))
+    if found != key:
+        raise SpectrainError(
+            f"{file} was measured with other settings, its own against these: {first_difference(found, key)}; "
+            f"choose another output, or delete {output}"
+        )
+    if beside.exists():
+        whole_lines(beside)  # so that the next line does not join one that was cut off
+    samples = [json.loads(line) for line in whole_lines(file)]
+    return _complete(samples, size, file), file
+
+
+def _complete(samples: list[dict[str, Any]], size: int, file: Path) -> list[dict[str, Any]]:
+    """Drop the conversation that was cut off while its ``size`` samples were being written."""
+    count = Counter(sample["conversation"] for sample in samples)
+    kept = [sample for sample in samples if count[sample["conversation"]] == size]
+    if len(kept) < len(samples):
+        with atomic_file(file) as partial:
+            partial.write_text("".join(json.dumps(sample) + "\n" for sample in kept), encoding="utf-8")
+    return kept

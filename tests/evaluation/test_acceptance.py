@@ -1,0 +1,374 @@
+"""The measurement: resumable, interleaved, spread over kinds, and its samples are what the summary takes."""
+
+import copy
+import json
+import re
+
+import pytest
+import torch
+
+from spectrain.data.conversations import parse_conversation, render_prompt
+from spectrain.decoding import generate_plain
+from spectrain.drafters.eagle3 import Eagle3Config, Eagle3Drafter
+from spectrain.drafters.ngram import NgramConfig, NgramDrafter
+from spectrain.errors import SpectrainError
+from spectrain.evaluation import acceptance
+from spectrain.evaluation.acceptance import AcceptanceConfig, choose, contenders, measure, teacher_forced_rows
+from spectrain.evaluation.summary import summarise
+from spectrain.exact.sampler import Sampler
+
+TEXTS = {"narrow/sql": ("hello", "hello 1 2 3"), "narrow/json": ("ab",), "open/chat": ("hello hello hello", "a")}
+CONFIG = AcceptanceConfig(k=(1, 2), samplers=(Sampler(), Sampler(1.0)), max_new_tokens=8, seed=1)
+IDENTITY = {"weights": "w", "bundle": "b"}
+NAMES = ["plain", "ngram k=1", "ngram k=2", "eagle3 k=1", "eagle3 k=2"]
+TIMES = {"prefill_s", "draft_s", "verify_s", "overhead_s", "total_s"}
+
+
+def chats():
+    texts = [(kind, text) for kind, group in TEXTS.items() for text in group]
+    return [parse_conversation({"id": f"c{i}", "kind": k, "prompt": t}, "row") for i, (k, t) in enumerate(texts)]
+
+
+@pytest.fixture(scope="module")
+def drafters(chat_target):
+    torch.manual_seed(0)
+    counts_V = torch.arange(chat_target.vocab_size)
+    eagle = Eagle3Drafter.build(Eagle3Config(depths=2, draft_vocab_size=64), chat_target, counts_V)
+    return {"ngram": NgramDrafter(NgramConfig()), "eagle3": eagle.eval()}
+
+
+@pytest.fixture
+def run(chat_target, drafters, tmp_path):
+    def run(name="raw", config=CONFIG, conversations=None, identity=IDENTITY):
+        chosen = conversations or chats()
+        return measure(chat_target, drafters, chosen, config, tmp_path / name, identity, progress=False)
+
+    return run
+
+
+@pytest.fixture(scope="module")
+def measured(chat_target, drafters, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("measured")
+    return measure(chat_target, drafters, chats(), CONFIG, folder, IDENTITY, progress=False), folder
+
+
+def timeless(samples):
+    return [{key: value for key, value in sample.items() if key not in TIMES} for sample in samples]
+
+
+def refusal(call, *arguments, **keywords):
+    with pytest.raises(SpectrainError) as error:
+        call(*arguments, **keywords)
+    return str(error.value)
+
+
+def test_every_contender_answers_every_conversation_with_every_sampler(measured):
+    samples, folder = measured
+    found = [(s["conversation"], s["temperature"], s["contender"]) for s in samples]
+    assert found == [(f"c{i}", t, name) for i in range(5) for t in (0.0, 1.0) for name in NAMES]
+    assert samples == [json.loads(line) for line in (folder / "samples.jsonl").read_text().splitlines()]
+
+
+def test_a_sample_tells_what_was_generated(measured, chat_target):
+    samples, _ = measured
+    by_id = {chat.id: chat for chat in chats()}
+    for sample in samples:
+        prompt = render_prompt(by_id[sample["conversation"]].prompt, chat_target.tokenizer)
+        assert sample["prompt_tokens"] == len(prompt)
+        assert sample["kind"] == by_id[sample["conversation"]].kind
+        assert sample["new_tokens"] == 1 + sum(committed for _, _, committed, _ in sample["rounds"])
+        assert all(proposed <= sample["k"] for proposed, *_ in sample["rounds"])
+        assert sample["total_s"] >= sum(sample[name] for name in TIMES - {"total_s", "overhead_s"})
+        assert sample["equal_to_plain"] is (True if sample["temperature"] == 0 else None)
+        assert sample["first_difference"] is None
+    plain = next(s for s in samples if s["contender"] == "plain" and s["conversation"] == "c0")
+    prompt = render_prompt(by_id["c0"].prompt, chat_target.tokenizer)
+    expected = generate_plain(chat_target, prompt, sampler=Sampler(), max_new_tokens=8, seed=plain["seed"])
+    assert (plain["new_tokens"], plain["finished"]) == (len(expected.tokens), expected.finished)
+
+
+def test_samples_can_be_summarised(measured, simulator):
+    samples, folder = measured
+    rows = teacher_forced_rows(folder, [s["conversation"] for s in samples])
+    document = summarise(samples, context=simulator.context | {"teacher_forced": rows})
+    assert [block["name"] for block in document["samplers"]] == ["greedy (T=0)", "T=1"]
+    for block in document["samplers"]:
+        assert [c["contender"] for c in block["contenders"]] == NAMES
+        assert block["kinds"] == ["narrow", "narrow/json", "narrow/sql", "open", "open/chat"]
+    assert all(entry["equal"] == 5 for entry in document["samplers"][0]["exactness"])
+
+
+class Counting:
+    """``generate_plain`` of the measurement that fails in the given call."""
+
+    def __init__(self, monkeypatch, failing=0):
+        self.calls, self.failing, self.real = 0, failing, generate_plain
+        monkeypatch.setattr(acceptance, "generate_plain", self)
+
+    def __call__(self, *arguments, **keywords):
+        self.calls += 1
+        if self.calls == self.failing:
+            raise KeyboardInterrupt
+        return self.real(*arguments, **keywords)
+
+
+def interrupt(run, monkeypatch, call=6):
+    """Stop inside the second conversation: two samplers to warm up, two a conversation."""
+    with monkeypatch.context() as context:
+        Counting(context, failing=call)
+        with pytest.raises(KeyboardInterrupt):
+            run()
+
+
+@pytest.mark.parametrize("torn", ["", '{"conversation": "c1", "cont', "whole sample"])
+def test_an_interrupted_run_goes_on_with_the_same_samples(run, measured, monkeypatch, tmp_path, torn):
+    samples, folder = measured
+    interrupt(run, monkeypatch)
+    file = tmp_path / "raw" / "samples.jsonl"
+    assert len(file.read_text().splitlines()) == len(NAMES) * 2
+    with file.open("a") as out, (tmp_path / "raw" / "teacher_forced.jsonl").open("a") as beside:
+        out.write(torn.replace("whole sample", json.dumps(samples[10]) + "\n"))
+        beside.write(torn[:9])
+    rest = Counting(monkeypatch)
+    found = run()
+    assert timeless(found) == timeless(samples)
+    assert found == [json.loads(line) for line in file.read_text().splitlines()]
+    assert rest.calls == 2 + 4 * 2
+    ids = [s["conversation"] for s in samples]
+    assert teacher_forced_rows(tmp_path / "raw", ids) == teacher_forced_rows(folder, ids)
+
+
+def test_a_write_that_fails_in_the_middle_of_a_line_is_made_good(run, measured, monkeypatch, tmp_path):
+    """The scores beside the samples are written first: a full disk may cut them off."""
+    dumps = json.dumps
+
+    def cut(value, **keywords):
+        if "alpha" in value and len((tmp_path / "raw" / "samples.jsonl").read_text()) > 0:
+            with (tmp_path / "raw" / "teacher_forced.jsonl").open("a") as file:
+                file.write(dumps(value)[:20])
+            raise OSError(28, "No space left on device")
+        return dumps(value, **keywords)
+
+    with monkeypatch.context() as context:
+        context.setattr(acceptance.json, "dumps", cut)
+        with pytest.raises(OSError, match="No space"):
+            run()
+    samples, folder = measured
+    assert timeless(run()) == timeless(samples)
+    ids = [s["conversation"] for s in samples]
+    assert teacher_forced_rows(tmp_path / "raw", ids) == teacher_forced_rows(folder, ids)
+
+
+def test_a_finished_run_measures_nothing_again(run, monkeypatch, tmp_path):
+    first = run()
+    before = {path.name: path.read_bytes() for path in (tmp_path / "raw").iterdir()}
+    calls = Counting(monkeypatch)
+    assert run() == first
+    assert calls.calls == 0
+    assert {path.name: path.read_bytes() for path in (tmp_path / "raw").iterdir()} == before
+
+
+@pytest.mark.parametrize(
+    ("changes", "named"),
+    [
+        ({"config": CONFIG.model_copy(update={"k": (1, 3)})}, "config.k[1]: 2 against 3"),
+        ({"config": CONFIG.model_copy(update={"max_new_tokens": 9})}, "config.max_new_tokens: 8 against 9"),
+        ({"config": CONFIG.model_copy(update={"samplers": (Sampler(), Sampler(0.5))})}, "temperature: 1.0 against 0.5"),
+        ({"identity": IDENTITY | {"bundle": "c"}}, "bundle: 'b' against 'c'"),
+        ({"identity": {"weights": "w"}}, "bundle"),
+        ({"conversations": chats()[:2]}, "traffic"),
+    ],
+    ids=["k", "length", "sampler", "bundle", "nothing", "traffic"],
+)
+def test_a_folder_begun_otherwise_is_refused_by_what_differs(run, tmp_path, changes, named):
+    run(config=CONFIG)
+    before = {path.name: path.read_bytes() for path in (tmp_path / "raw").iterdir()}
+    message = refusal(run, **changes)
+    assert named in message
+    assert str(tmp_path / "raw") in message
+    assert {path.name: path.read_bytes() for path in (tmp_path / "raw").iterdir()} == before
+
+
+def test_another_template_is_another_measurement(run, chat_target, monkeypatch):
+    run()
+    monkeypatch.setattr(chat_target.tokenizer, "chat_template", chat_target.tokenizer.chat_template + " ")
+    assert "prompt_ids" in refusal(run)
+
+
+def test_a_prompt_without_room_is_named_before_anything_is_written(run, tmp_path):
+    long = parse_conversation({"id": "long", "prompt": "x" * 250}, "row")
+    message = refusal(run, conversations=[*chats(), long])
+    assert "conversation 'long'" in message
+    assert "context of 256" in message
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_prompt_that_fills_the_context_to_the_last_token_is_measured(run, chat_target):
+    room = 256 - len(render_prompt(parse_conversation({"prompt": "x"}, "row").prompt, chat_target.tokenizer))
+    brim = parse_conversation({"id": "brim", "prompt": "x" * (1 + room - 2)}, "row")
+    config = AcceptanceConfig(k=(2,), max_new_tokens=2)
+    assert {s["new_tokens"] for s in run(config=config, conversations=[brim])} <= {1, 2}
+
+
+def test_contenders_are_interleaved_in_an_order_of_their_own(run, monkeypatch):
+    """Every conversation and sampler runs all contenders, and not always in the same order."""
+    order = []
+    plain, generate = acceptance.generate_plain, acceptance.generate
+
+    def note(name, call):
+        def noted(*arguments, **keywords):
+            limit, length = keywords["max_new_tokens"], keywords.get("draft_length", 0)
+            order.append((limit, f"{name or type(arguments[1]).__name__} {length}"))
+            return call(*arguments, **keywords)
+
+        return noted
+
+    monkeypatch.setattr(acceptance, "generate_plain", note("plain", plain))
+    monkeypatch.setattr(acceptance, "generate", note("", generate))
+    config = CONFIG.model_copy(update={"max_new_tokens": 9})
+    run(config=config)
+    names = {"plain 0", "NgramDrafter 1", "NgramDrafter 2", "Eagle3Drafter 1", "Eagle3Drafter 2"}
+    warm = [name for limit, name in order if limit == 8]
+    rest = [name for limit, name in order if limit == 9]
+    assert set(warm) == names  # once, before anything is timed
+    assert order[: len(warm)] == [(8, name) for name in warm]
+    turns = [rest[i : i + 5] for i in range(0, len(rest), 5)]
+    assert len(turns) == 5 * 2
+    assert all(set(turn) == names for turn in turns)
+    assert len({turn[0] for turn in turns}) > 2
+    first, order[:] = list(order), []
+    run("again", config=config)
+    assert order == first
+
+
+def test_contenders_are_every_drafter_at_every_length_once(drafters):
+    assert [c.name for c in contenders(drafters, (2, 1, 2))] == NAMES
+    assert [c.name for c in contenders({}, (3,))] == ["plain"]
+
+
+def many(kinds):
+    rows = [(kind, i) for kind, count in kinds.items() for i in range(count)]
+    return [parse_conversation({"id": f"{k}-{i:02d}", "kind": k, "prompt": f"{k} {i}"}, "row") for k, i in rows]
+
+
+def test_choose_spreads_over_the_kinds_and_stays_the_same():
+    everything = many({"a": 20, "b": 20, "c": 1})
+    chosen = choose(everything, 9, seed=0)
+    kinds = [c.kind for c in chosen]
+    assert (kinds.count("a"), kinds.count("b"), kinds.count("c")) == (4, 4, 1)
+    assert [c.id for c in chosen] == sorted((c.id for c in chosen), key=[c.id for c in everything].index)
+    assert {c.id for c in choose(everything[::-1], 9, seed=0)} == {c.id for c in chosen}
+    assert {c.id for c in choose(everything, 9, seed=1)} != {c.id for c in chosen}
+    assert {c.id for c in choose(everything, 8, seed=0)} < {c.id for c in chosen}
+    assert [c.id for c in choose(everything, 9, seed=0)] == [c.id for c in chosen]
+
+
+@pytest.mark.parametrize("count", [None, 41, 99])
+def test_choose_takes_all(count):
+    everything = many({"a": 20, "b": 20, "c": 1})
+    assert choose(everything, count, seed=0) == everything
+
+
+def test_only_chosen_conversations_are_measured(run):
+    samples = run(config=CONFIG.model_copy(update={"conversations": 3, "samplers": (Sampler(),)}))
+    assert len({s["conversation"] for s in samples}) == 3
+    assert {s["kind"] for s in samples} == set(TEXTS)
+
+
+@pytest.fixture
+def altered(monkeypatch):
+    """Drafted answers pass through a function first."""
+
+    def altered(change):
+        real = acceptance.generate
+
+        def generate(*arguments, **keywords):
+            result = copy.copy(real(*arguments, **keywords))
+            result.tokens = change(list(result.tokens))
+            return result
+
+        monkeypatch.setattr(acceptance, "generate", generate)
+
+    return altered
+
+
+def test_the_first_difference_is_found_and_its_logit_gap_is_the_targets(run, altered, chat_target):
+    altered(lambda tokens: [*tokens[:3], (tokens[3] + 1) % 250, *tokens[4:]])
+    config = AcceptanceConfig(k=(1,), max_new_tokens=8)
+    samples = run(config=config, conversations=chats()[:1])
+    prompt = render_prompt(chats()[0].prompt, chat_target.tokenizer)
+    plain = generate_plain(chat_target, prompt, sampler=Sampler(), max_new_tokens=8).tokens
+    ids = torch.tensor([[*prompt, *plain[:3]]])
+    with torch.inference_mode():
+        logits = chat_target.model(ids).logits[0, -1].double()
+    gap = float(logits[plain[3]] - logits[(plain[3] + 1) % 250])
+    assert gap > 0
+    for sample in samples:
+        if sample["contender"] == "plain":
+            assert sample["equal_to_plain"] is True
+        else:
+            assert sample["equal_to_plain"] is False
+            assert sample["first_difference"]["position"] == 3
+            assert sample["first_difference"]["logit_gap"] == pytest.approx(gap, rel=1e-4)
+
+
+@pytest.mark.parametrize("change", [lambda t: t[:5], lambda t: [*t, 1]], ids=["shorter", "longer"])
+def test_an_answer_that_ends_elsewhere_has_no_logit_gap(run, altered, change):
+    altered(change)
+    samples = run(config=AcceptanceConfig(k=(1,), max_new_tokens=8), conversations=chats()[:1])
+    expected = {"position": min(5, 8) if len(change([0] * 8)) < 8 else 8, "logit_gap": None}
+    assert all(s["first_difference"] == expected for s in samples if s["contender"] != "plain")
+
+
+def test_teacher_forced_rows_are_pooled_by_kind_and_what_it_lies_in(measured):
+    samples, folder = measured
+    rows = teacher_forced_rows(folder, [s["conversation"] for s in samples])
+    kinds = {"all", "narrow", "narrow/sql", "narrow/json", "open", "open/chat"}
+    assert {row["kind"] for row in rows} == kinds
+    assert {row["drafter"] for row in rows} == {"eagle3"}
+    assert {row["prefixes"] for row in rows} == {"greedy (T=0)", "T=1"}
+    assert {row["depth"] for row in rows} == {0, 1}
+    assert {row["temperature"] for row in rows} == {1.0}
+    assert all(0 <= row["alpha"] <= 1 and row["positions"] > 0 for row in rows)
+    cell = {(r["prefixes"], r["kind"], r["depth"]): r for r in rows}
+    for prefixes in ("greedy (T=0)", "T=1"):
+        for depth in (0, 1):
+            parts = [cell[prefixes, kind, depth] for kind in ("narrow/sql", "narrow/json")]
+            whole = cell[prefixes, "narrow", depth]
+            assert whole["positions"] == sum(part["positions"] for part in parts)
+            pooled = sum(part["alpha"] * part["positions"] for part in parts) / whole["positions"]
+            assert whole["alpha"] == pytest.approx(pooled)
+    # Position t at depth d predicts answer token t + 2 + d: an answer of n tokens has n - 1 - d of them.
+    lengths = [s["new_tokens"] for s in samples if s["contender"] == "plain" and s["temperature"] == 0]
+    assert cell["greedy (T=0)", "all", 0]["positions"] == sum(length - 1 for length in lengths)
+
+
+def test_teacher_forced_rows_of_other_conversations_do_not_count(measured):
+    _, folder = measured
+    rows = teacher_forced_rows(folder, ["c2"])
+    assert {row["kind"] for row in rows} == {"all", "narrow", "narrow/json"}
+
+
+def test_an_answer_of_one_token_has_nothing_to_score(run, chat_target, monkeypatch):
+    prompt = render_prompt(chats()[0].prompt, chat_target.tokenizer)
+    first = generate_plain(chat_target, prompt, sampler=Sampler(), max_new_tokens=1).tokens[0]
+    monkeypatch.setattr(chat_target.model.generation_config, "eos_token_id", first)
+    samples = run(config=AcceptanceConfig(k=(2,), max_new_tokens=8), conversations=chats()[:1])
+    assert all((s["new_tokens"], s["rounds"], s["finished"]) == (1, [], "eos") for s in samples)
+
+
+def test_answers_stop_at_the_first_eos_with_every_contender(run, chat_target, monkeypatch):
+    """Case C17: the third greedy token ends the answer."""
+    prompt = render_prompt(chats()[0].prompt, chat_target.tokenizer)
+    tokens = generate_plain(chat_target, prompt, sampler=Sampler(), max_new_tokens=8).tokens
+    assert tokens[2] not in tokens[:2]
+    monkeypatch.setattr(chat_target.model.generation_config, "eos_token_id", tokens[2])
+    samples = run(config=AcceptanceConfig(k=(1, 5), max_new_tokens=8), conversations=chats()[:1])
+    assert all((s["new_tokens"], s["finished"], s["equal_to_plain"]) == (3, "eos", True) for s in samples)
+
+
+def test_the_progress_line_names_tokens_per_round(measured):
+    samples, _ = measured
+    shown = acceptance._running(samples)
+    assert set(shown) == set(NAMES[1:])
+    assert all(re.fullmatch(r"τ \d\.\d\d", value) for value in shown.values())

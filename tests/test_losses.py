@@ -1,0 +1,174 @@
+"""Losses: values by hand, gradients against plain autograd, the mask of every depth, and nothing of size N x D."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from spectrain.losses import LOSSES, acceptance, depth_weights, forward_kl, head_loss, supervised, total_variation
+
+N, H, D, V = 23, 6, 11, 17
+
+
+def shown(mask: Tensor) -> str:
+    return "".join("1" if value else "0" for value in mask.tolist())
+
+
+# --- positions ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("shift", "want"), [(1, "00011100"), (2, "00011000"), (3, "00010000"), (4, "00000000"), (9, "00000000")]
+)
+def test_the_mask_moves_with_the_token_that_is_predicted(shift, want):
+    """A small draft has shift 1, EAGLE and Medusa have shift 2 + depth."""
+    answer = torch.tensor([[0, 0, 0, 0, 1, 1, 1, 0]])
+    assert shown(supervised(answer, shift)[0]) == want
+
+
+def test_no_position_reaches_from_one_answer_into_the_next():
+    answer = torch.tensor([[0, 1, 1, 0, 1, 1, 1, 1]], dtype=torch.bool)
+    assert [shown(supervised(answer, shift)[0]) for shift in (1, 2, 3)] == ["11011110", "10011100", "00011000"]
+
+
+def test_the_mask_by_its_definition_on_random_rows():
+    generator = torch.Generator().manual_seed(0)
+    answer = torch.rand(50, 12, generator=generator) < 0.7
+    for shift in range(1, 6):
+        want = [[t + shift < 12 and all(row[t + 1 : t + shift + 1].tolist()) for t in range(12)] for row in answer]
+        assert supervised(answer, shift).tolist() == want
+
+
+def test_depth_weights():
+    assert depth_weights(3, 0.5) == [1.0, 0.5, 0.25]
+    assert depth_weights(1, 0.8) == [1.0]
+
+
+# --- the functions --------------------------------------------------------------------------------------------------
+
+
+def test_values_by_hand():
+    p, q = torch.tensor([[0.5, 0.25, 0.25]]), torch.tensor([[0.25, 0.25, 0.5]])
+    z, log_p = q.log() + 3.0, p.log()  # logits are laws up to a constant
+    assert acceptance(z, log_p).tolist() == pytest.approx([0.75])
+    assert total_variation(z, log_p).tolist() == pytest.approx([0.25])
+    assert forward_kl(z, log_p).tolist() == pytest.approx([1.75 * math.log(2)])
+    assert (forward_kl(z, log_p) - forward_kl(log_p, log_p)).item() == pytest.approx(0.25 * math.log(2))  # KL(p||q)
+
+
+def test_mass_outside_the_columns_counts_as_rejected_and_pulls_at_nothing():
+    """The law keeps its full-vocabulary normaliser: half of it lies outside these two columns."""
+    log_p = torch.tensor([[0.3, 0.2]]).log()
+    z = torch.zeros(1, 2, requires_grad=True)
+    assert acceptance(z, log_p).item() == pytest.approx(0.5)
+    (gradient,) = torch.autograd.grad(forward_kl(z, log_p).sum(), z)
+    assert gradient[0].tolist() == pytest.approx([0.5 * 0.5 - 0.3, 0.5 * 0.5 - 0.2])
+
+
+@pytest.mark.parametrize("name", sorted(LOSSES))
+def test_every_loss_is_finite_and_never_prefers_another_law(name):
+    """Also where the target's law has exact zeros (padded vocabulary rows) or is one-hot."""
+    generator = torch.Generator().manual_seed(1)
+    logits = torch.randn(40, D, generator=generator)
+    logits[:, -2:] = -torch.inf
+    logits[0, 1:] = -torch.inf
+    log_p = logits.log_softmax(-1)
+    z = torch.randn(40, D, generator=generator).requires_grad_()
+    values = LOSSES[name](z, log_p)
+    (gradient,) = torch.autograd.grad(values.sum(), z)
+    assert values.shape == (40,)
+    assert values.isfinite().all()
+    assert gradient.isfinite().all()
+    best = LOSSES[name](log_p.clamp(min=-1e4), log_p)
+    assert (values >= best - 1e-6).all()
+
+
+# --- through the head -----------------------------------------------------------------------------------------------
+
+
+def problem(dtype: torch.dtype = torch.float64) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(2)
+    hidden, head = (torch.randn(*shape, generator=generator, dtype=torch.float64) for shape in ((N, H), (D, H)))
+    log_p = (2 * torch.randn(N, V, generator=generator, dtype=torch.float64)).log_softmax(-1)[:, :D]
+    weight = torch.rand(N, generator=generator, dtype=torch.float64)
+    return hidden.to(dtype).requires_grad_(), head.to(dtype).requires_grad_(), log_p.to(dtype), weight.to(dtype)
+
+
+@pytest.mark.parametrize("chunk", [1, 5, N - 1, N, 1000])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("name", sorted(LOSSES))
+def test_equals_autograd_over_all_logits(name, dtype, chunk):
+    loss = LOSSES[name]
+    hidden, head, log_p, weight = problem(torch.float64)
+    want = (loss(hidden @ head.T, log_p) * weight).sum() * 3.0
+    want_grads = torch.autograd.grad(want, (hidden, head))
+
+    hidden, head, log_p, weight = problem(dtype)
+    got = 3.0 * head_loss(
+        hidden, head, lambda rows: log_p[rows], lambda z, p, rows: loss(z, p) * weight[rows], chunk=chunk
+    )
+    got.backward()
+    # Logits are float32 inside, whatever the parameters are.
+    torch.testing.assert_close(got.double(), want, rtol=1e-5, atol=1e-5)
+    for parameter, expected in zip((hidden, head), want_grads, strict=True):
+        assert parameter.grad.dtype == dtype
+        torch.testing.assert_close(parameter.grad.double(), expected, rtol=1e-4, atol=1e-5)
+
+
+def test_no_position_at_all_gives_zero_loss_and_zero_gradients():
+    hidden, head = torch.zeros(0, H, requires_grad=True), torch.randn(D, H, requires_grad=True)
+    value = head_loss(hidden, head, lambda rows: torch.zeros(0, D), lambda z, p, rows: forward_kl(z, p))
+    value.backward()
+    assert value.item() == 0.0
+    assert torch.equal(head.grad, torch.zeros(D, H))
+    assert hidden.grad.shape == (0, H)
+
+
+def test_under_autocast_only_the_products_are_in_bfloat16():
+    hidden, head, log_p, _ = problem(torch.float32)
+    seen = []
+
+    def loss(z: Tensor, p: Tensor, rows: slice) -> Tensor:
+        seen.append((z.dtype, torch.is_autocast_enabled("cpu")))
+        return forward_kl(z, p)
+
+    with torch.autocast("cpu", torch.bfloat16):
+        value = head_loss(hidden, head, lambda rows: log_p[rows], loss)
+    value.backward()
+    z = (hidden.detach().bfloat16() @ head.detach().bfloat16().T).float()
+    torch.testing.assert_close(value.detach(), forward_kl(z, log_p).sum())
+    assert seen == [(torch.float32, False)]
+    assert hidden.grad.dtype == head.grad.dtype == torch.float32
+
+
+class Largest(TorchDispatchMode):
+    """Remembers the most elements that any tensor made under it had."""
+
+    elements = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        out = func(*args, **(kwargs or {}))
+        sizes = [leaf.numel() for leaf in tree_leaves(out) if isinstance(leaf, Tensor)]
+        self.elements = max([self.elements, *sizes])
+        return out
+
+
+def test_nothing_as_large_as_all_logits_ever_exists():
+    rows, width, columns, chunk = 400, 8, 300, 16
+    hidden, head = torch.randn(rows, width, requires_grad=True), torch.randn(columns, width, requires_grad=True)
+    teacher = torch.randn(columns, width)
+
+    def law(part: slice) -> Tensor:
+        return (hidden.detach()[part] @ teacher.T).log_softmax(-1)
+
+    with Largest() as plain:
+        forward_kl(hidden @ head.T, law(slice(None))).sum().backward()
+    assert plain.elements == rows * columns
+    with Largest() as chunked:
+        head_loss(hidden, head, law, lambda z, p, part: forward_kl(z, p), chunk=chunk).backward()
+    assert chunked.elements == max(chunk * columns, rows * width)

@@ -1,0 +1,274 @@
+"""Taps are where the convention says (case C10), the head reads what is stored (C11), padding is no token (C05)."""
+
+import pytest
+import torch
+from transformers import CONFIG_MAPPING, AutoModelForCausalLM
+
+from spectrain.drafters.eagle3 import Eagle3Config
+from spectrain.errors import SpectrainError
+from spectrain.target import Target, check_taps, default_taps, load_target, resolve_model
+
+
+def tokens(count, seed=0, rows=1):
+    return torch.randint(0, 24, (rows, count), generator=torch.Generator().manual_seed(seed))
+
+
+# --- taps -------------------------------------------------------------------------------------------------------
+
+
+def counting_target(tiny_target, architecture="llama"):
+    """Eight layers that compute nothing; after them a hook adds 10^k behind layer k."""
+    target = tiny_target(architecture)
+    with torch.no_grad():
+        for parameter in target.model.parameters():
+            parameter.zero_()
+    for k, layer in enumerate(target.layers):
+
+        def add(_module, _args, output, k=k):
+            return (output[0] + 10.0**k, *output[1:]) if isinstance(output, tuple) else output + 10.0**k
+
+        layer.register_forward_hook(add)
+    return target
+
+
+@pytest.mark.parametrize("taps", [(0,), (1,), (7,), (2, 4, 5), (0, 1, 2, 3, 4, 5, 6, 7)])
+def test_tap_k_is_the_sum_of_the_blocks_before_k(tiny_target, architecture, taps):
+    target = counting_target(tiny_target, architecture)
+    target.tap(taps)
+    cache = target.new_cache()
+    for ids in (tokens(5), tokens(1), tokens(3)):  # a prefill, a step, a verification
+        streams = target.forward(ids, cache=cache).taps_BTF.view(1, ids.shape[1], len(taps), 32)
+        for column, k in enumerate(taps):
+            assert (streams[:, :, column] == (10**k - 1) // 9).all(), f"tap {k}"
+
+
+def test_taps_are_the_librarys_hidden_states(tiny_target, architecture):
+    target = tiny_target(architecture)
+    target.tap(range(8))
+    ids = tokens(11, rows=2)
+    want = target.model(input_ids=ids, output_hidden_states=True, use_cache=False).hidden_states
+    got = target.forward(ids)
+    torch.testing.assert_close(got.taps_BTF, torch.cat(want[:8], dim=-1), rtol=0, atol=0)
+    torch.testing.assert_close(got.hidden_BTH, want[-1], rtol=0, atol=0)
+
+
+def test_taps_can_be_changed_and_taken_off(tiny_target):
+    target = tiny_target()
+    ids = tokens(6)
+    target.tap((1, 2))
+    both = target.forward(ids).taps_BTF
+    target.tap((2,))
+    assert torch.equal(target.forward(ids).taps_BTF, both[..., 32:])
+    target.tap(())
+    assert target.forward(ids).taps_BTF.shape == (1, 6, 0)
+    assert not any(layer._forward_pre_hooks for layer in target.layers)
+
+
+def test_features_are_sliced_by_position(tiny_target):
+    target = tiny_target()
+    target.tap((3,))
+    features = target.forward(tokens(9))
+    part = features[2:5]
+    assert torch.equal(part.hidden_BTH, features.hidden_BTH[:, 2:5])
+    assert torch.equal(part.taps_BTF, features.taps_BTF[:, 2:5])
+
+
+@pytest.mark.parametrize(("layers", "taps"), [(7, (2, 3, 4)), (8, (2, 4, 5)), (30, (2, 15, 27)), (32, (2, 16, 29))])
+def test_default_taps(layers, taps):
+    assert default_taps(layers) == taps
+    assert check_taps(taps, layers) == taps
+
+
+@pytest.mark.parametrize("layers", [1, 2, 3, 4, 5, 6])
+def test_default_taps_need_seven_layers(layers):
+    with pytest.raises(SpectrainError, match=f"at least 7 layers, this one has {layers}.*three distinct ascending"):
+        default_taps(layers)
+
+
+def test_a_shallow_target_wants_its_taps_given(tiny_target):
+    target = tiny_target(layers=4)
+    with pytest.raises(SpectrainError, match="at least 7 layers, this one has 4"):
+        Eagle3Config().taps(target)
+    assert Eagle3Config(tap_layers=(0, 1, 3)).taps(target) == (0, 1, 3)
+
+
+@pytest.mark.parametrize("taps", [(), (2, 2, 5), (5, 4, 2), (-1, 2, 3), (2, 4, 8)])
+def test_bad_taps_are_refused_with_the_range_and_the_convention(tiny_target, taps):
+    target = tiny_target()
+    for check in (lambda: check_taps(taps, 8), lambda: Eagle3Config(tap_layers=taps).taps(target)):
+        with pytest.raises(SpectrainError, match=r"8 layers; expected values from 0 to 7: .*stream entering layer k"):
+            check()
+    if taps:
+        with pytest.raises(SpectrainError, match="are not distinct ascending layers"):
+            target.tap(taps)
+
+
+# --- the head ---------------------------------------------------------------------------------------------------
+
+
+def test_the_head_of_the_last_hidden_state_is_the_models_law(tiny_target, architecture):
+    target = tiny_target(architecture)
+    ids = tokens(9, rows=2)
+    want = target.model(input_ids=ids, use_cache=False).logits
+    torch.testing.assert_close(target.logits(target.forward(ids).hidden_BTH), want, rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("architecture", ["llama", "gemma2", "gpt2"])
+def test_a_tied_head_too(tiny_target, architecture):
+    target = tiny_target(architecture, tie_word_embeddings=True)
+    assert target.head_weight.data_ptr() == target.embedding_weight.data_ptr()
+    ids = tokens(9)
+    want = target.model(input_ids=ids, use_cache=False).logits
+    torch.testing.assert_close(target.logits(target.forward(ids).hidden_BTH), want, rtol=1e-6, atol=1e-6)
+
+
+def test_the_stream_before_the_final_norm_would_give_another_law(tiny_target):
+    """What makes the test above one: the norm's weights are not 1, so reading the wrong state shows."""
+    target = tiny_target()
+    norm = target.model.model.norm
+    assert (norm.weight - 1).abs().max() > 0.1
+    seen = []
+    norm.register_forward_pre_hook(lambda _module, args: seen.append(args[0]))
+    hidden = target.forward(tokens(9)).hidden_BTH
+    assert not torch.allclose(target.logits(seen[-1]), target.logits(hidden), atol=0.1)
+
+
+@pytest.mark.parametrize("architecture", ["llama", "gemma2"])
+def test_the_heads_columns_are_the_laws_columns(tiny_target, architecture):
+    target = tiny_target(architecture, padding=5)
+    hidden = target.forward(tokens(9)).hidden_BTH
+    columns = torch.tensor([1, 2, 9, 23])
+    torch.testing.assert_close(target.head.columns(columns).logits(hidden), target.logits(hidden)[..., columns])
+    torch.testing.assert_close(target.head.columns(None).logits(hidden), target.logits(hidden))
+
+
+def test_a_biased_head_is_part_of_the_law(tiny_model, word_tokenizer):
+    config = CONFIG_MAPPING["phi"](
+        vocab_size=24,
+        hidden_size=32,
+        intermediate_size=64,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        pad_token_id=None,
+        bos_token_id=None,
+        eos_token_id=None,
+    )
+    torch.manual_seed(0)
+    model = AutoModelForCausalLM.from_config(config).eval()
+    torch.nn.init.normal_(model.lm_head.bias)
+    target = Target(model, word_tokenizer(24), name="phi")
+    hidden = target.forward(tokens(6)).hidden_BTH
+    want = model(input_ids=tokens(6)).logits
+    torch.testing.assert_close(target.logits(hidden), want)
+    columns = torch.tensor([0, 7, 8])
+    torch.testing.assert_close(target.head.columns(columns).logits(hidden), want[..., columns])
+
+
+@pytest.mark.parametrize("size", [1.0, 1e-4])
+@pytest.mark.parametrize(
+    ("model_type", "scale"), [("cohere", {"logit_scale": 0.0625}), ("granite", {"logits_scaling": 8.0})]
+)
+def test_scaled_logits_are_refused_by_name_however_small(word_tokenizer, model_type, scale, size):
+    config = CONFIG_MAPPING[model_type](
+        vocab_size=24,
+        hidden_size=32,
+        intermediate_size=64,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=4,
+        pad_token_id=None,
+        bos_token_id=None,
+        eos_token_id=None,
+        tie_word_embeddings=False,
+        **scale,
+    )
+    torch.manual_seed(0)
+    model = AutoModelForCausalLM.from_config(config)
+    torch.nn.init.normal_(model.lm_head.weight, std=size)
+    with pytest.raises(SpectrainError, match=f"logits of a {type(model).__name__} are not its output embedding"):
+        Target(model, word_tokenizer(24), name=model_type)
+
+
+# --- padding ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("padding", [0, 1, 40])
+def test_padded_rows_have_no_probability(tiny_target, padding):
+    target = tiny_target(padding=padding)
+    assert target.tokenizer_size == 24
+    assert target.vocab_size == 24 + padding
+    logits = target.logits(target.forward(tokens(7)).hidden_BTH)
+    assert logits.shape == (1, 7, 24 + padding)
+    assert (logits[..., 24:] == -torch.inf).all()
+    assert logits[..., :24].isfinite().all()
+    want = target.model(input_ids=tokens(7)).logits
+    torch.testing.assert_close(logits[..., :24], want[..., :24])
+
+
+def test_a_tokenizer_with_more_ids_than_rows_is_refused(tiny_model, word_tokenizer):
+    with pytest.raises(SpectrainError, match=r"token 'w24' has id 24, but the model has 24 embedding rows"):
+        Target(tiny_model("llama", layers=2), word_tokenizer(25), name="short")
+
+
+# --- what it is -------------------------------------------------------------------------------------------------
+
+
+def test_sizes(tiny_target):
+    target = tiny_target("gpt2", layers=5, hidden=16, vocab=20, padding=4, dtype=torch.float32)
+    assert (target.num_layers, target.hidden_size, target.vocab_size) == (5, 16, 24)
+    assert (target.dtype, target.device.type) == (torch.float32, "cpu")
+    assert len(target.layers) == 5
+
+
+def test_it_is_frozen_and_in_inference_mode(tiny_target):
+    target = tiny_target()
+    assert not target.model.training
+    assert not any(p.requires_grad for p in target.model.parameters())
+    assert target.forward(tokens(3)).hidden_BTH.is_inference()
+
+
+@pytest.mark.parametrize(
+    ("declared", "own", "eos"),
+    [(None, None, ()), (5, None, (5,)), (None, 7, (7,)), ([9, 5], 7, (5, 7, 9)), ([7, 5], 7, (5, 7))],
+)
+def test_eos_ids_come_from_the_generation_config_and_the_tokenizer(tiny_target, declared, own, eos):
+    target = tiny_target(eos=own, layers=2)
+    target.model.generation_config.eos_token_id = declared
+    assert target.eos_ids == eos
+
+
+def test_a_target_not_from_a_folder_has_no_stored_identity(tiny_target):
+    with pytest.raises(SpectrainError, match="'llama' was not loaded from a folder"):
+        tiny_target().identity()
+
+
+@pytest.fixture
+def saved(tmp_path, tiny_model, word_tokenizer):
+    tiny_model("llama", layers=2, dtype=torch.float32).save_pretrained(tmp_path)
+    word_tokenizer(24, 3).save_pretrained(tmp_path)
+    return tmp_path
+
+
+def test_a_saved_target_loads_with_the_same_law(saved, tiny_target):
+    target, made = load_target(str(saved)), tiny_target(layers=2, dtype=torch.float32)
+    assert (target.folder, target.revision, target.eos_ids) == (saved, None, (3,))
+    torch.testing.assert_close(target.forward(tokens(8)).hidden_BTH, made.forward(tokens(8)).hidden_BTH)
+    assert load_target(str(saved), dtype="bfloat16").dtype is torch.bfloat16
+    assert target.identity() == load_target(str(saved)).identity()
+
+
+@pytest.mark.parametrize("dtype", ["float31", "nn", "Tensor"])
+def test_an_unknown_dtype_is_refused(saved, dtype):
+    with pytest.raises(SpectrainError, match=f"target.dtype '{dtype}' is not a torch dtype"):
+        load_target(str(saved), dtype=dtype)
+
+
+def test_bad_folders_are_named(saved, tmp_path):
+    with pytest.raises(SpectrainError, match="target folder '/no/such' does not exist"):
+        resolve_model("/no/such")
+    (saved / "model.safetensors").unlink()
+    with pytest.raises(SpectrainError, match="does not load"):
+        load_target(str(saved))
+    (saved / "config.json").unlink()
+    with pytest.raises(SpectrainError, match=r"has no config\.json"):
+        load_target(str(saved))

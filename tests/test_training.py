@@ -1,0 +1,431 @@
+"""The training loop: the same run split any way, interrupted anywhere, is the same run."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from accelerate.state import AcceleratorState
+from safetensors.torch import load_file, save_file
+
+from spectrain import training
+from spectrain.data.batches import collate, plan_epoch
+from spectrain.drafters.eagle3 import Eagle3Config, Eagle3Drafter
+from spectrain.drafters.objective import LossConfig
+from spectrain.drafters.scoring import score_batch
+from spectrain.errors import SpectrainError
+from spectrain.training import Curriculum, OptimConfig, Trainer, TrainingConfig, flatten
+
+TIMES = {"seconds", "tokens_per_second"}
+LONGEST = 18  # tokens of a row; none is of half that or less, so a batch of LONGEST tokens holds one row
+
+
+@pytest.fixture(scope="module")
+def lab(tiny_target, make_rows, make_store, tmp_path_factory):
+    """A target, and the features of training and held-out rows."""
+
+    class Lab:
+        def __init__(self) -> None:
+            self.folder = tmp_path_factory.mktemp("lab")
+            self.target = tiny_target("llama", dtype=torch.float32)
+            self.rows = make_rows(self.target, 8, answer=(10, 12))
+            assert all(LONGEST / 2 < len(row.ids) <= LONGEST for row in self.rows)
+            self.store = make_store(self.folder / "train", self.target, self.rows, (2, 4, 5))
+            heldout = make_rows(self.target, 4, seed=1)
+            self.heldout = make_store(self.folder / "heldout", self.target, heldout, (2, 4, 5))
+
+        def store_of(self, name: str, rows: list[Any]) -> Any:
+            return make_store(self.folder / name, self.target, rows, (2, 4, 5))
+
+        def drafter(self, depths: int = 2) -> Eagle3Drafter:
+            torch.manual_seed(0)
+            config = Eagle3Config(depths=depths, draft_vocab_size=16)
+            return Eagle3Drafter.build(config, self.target, torch.ones(24, dtype=torch.long))
+
+        def trainer(self, folder: Path, *, store: Any = None, save: Any = None, depths: int = 2,
+                    optim: dict[str, Any] | None = None, **config: Any) -> Trainer:  # fmt: skip
+            drafter = self.drafter(depths)
+            settings = {"micro_batch_tokens": LONGEST, "validate_every": 5, "checkpoint_every": 6, **config}
+
+            def save_bundle(path: Path) -> None:
+                path.mkdir()
+                save_file({k: v.contiguous() for k, v in drafter.state_dict().items()}, path / "model.safetensors")
+
+            return Trainer(
+                drafter, self.target.head, store or self.store, self.heldout, loss=LossConfig(),
+                optim=OptimConfig(**{"lr": 1e-3, "clip": 1e9, **(optim or {})}), config=TrainingConfig(**settings),
+                folder=folder, save_bundle=save or save_bundle, settings={},
+            )  # fmt: skip
+
+    return Lab()
+
+
+@pytest.fixture(autouse=True)
+def _one_accelerator_a_test():
+    AcceleratorState._reset_state(True)
+    yield
+    AcceleratorState._reset_state(True)
+
+
+def metrics(folder: Path) -> list[dict[str, Any]]:
+    lines = (folder / "metrics.jsonl").read_text().splitlines()
+    return [{name: value for name, value in json.loads(line).items() if name not in TIMES} for line in lines]
+
+
+def weights(trainer: Trainer) -> dict[str, torch.Tensor]:
+    return {name: value.clone() for name, value in trainer.drafter.state_dict().items()}
+
+
+def assert_bit_equal(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> None:
+    assert a.keys() == b.keys()
+    for name in a:
+        assert torch.equal(a[name], b[name]), name
+
+
+def first_gradients(trainer: Trainer) -> tuple[torch.Tensor, dict[str, Any]]:
+    """All gradients of the first optimizer step in one vector, and the step's metrics."""
+    kept: list[torch.Tensor] = []
+    step = trainer.optimizer.step
+
+    def keeps() -> None:
+        assert all(p.grad.dtype == p.dtype == torch.float32 for p in trainer.parameters)
+        kept.append(torch.cat([p.grad.flatten() for p in trainer.parameters]).double())
+        step()
+
+    trainer.optimizer.step = keeps
+    _, batches = next(trainer.curriculum.steps(0))
+    values = trainer._step(batches, 1)
+    return kept[0], values
+
+
+# --- the same run split any way -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("tokens", "accumulation"), [(2 * LONGEST, 4), (3 * LONGEST, 3), (LONGEST, 8)])
+def test_the_same_rows_in_more_micro_batches_have_the_same_gradients(lab, tmp_path, tokens, accumulation):
+    whole, want = first_gradients(lab.trainer(tmp_path / "whole", micro_batch_tokens=8 * LONGEST))
+    split, got = first_gradients(lab.trainer(tmp_path / "split", micro_batch_tokens=tokens, accumulation=accumulation))
+    assert (whole - split).norm() < 1e-6 * whole.norm()
+    assert got["loss"] == pytest.approx(want["loss"], rel=1e-6)
+    assert got["gradient_norm"] == pytest.approx(want["gradient_norm"], rel=1e-6)
+    assert got["supervised"] == want["supervised"] == sum(sum(row.mask) - 1 for row in lab.rows)
+
+
+def test_a_micro_batch_with_nothing_supervised_adds_nothing(lab, tmp_path):
+    """Its answer is one token long; it lies between the others of the same step."""
+    short = replace(lab.rows[0], conversation="short", mask=[0] * (len(lab.rows[0].ids) - 1) + [1])
+    store = lab.store_of("mixed", [*lab.rows, short])
+    want, _ = first_gradients(lab.trainer(tmp_path / "without", accumulation=8))
+    trainer = lab.trainer(tmp_path / "with", store=store, accumulation=9)
+    seen = []
+    backward = trainer._backward
+    trainer._backward = lambda batch, weights: seen.append(backward(batch, weights).item()) or torch.tensor(seen[-1])
+    got, _ = first_gradients(trainer)
+    assert seen.count(0.0) == 1
+    assert seen[-1] != 0.0 or seen[0] != 0.0
+    assert (got - want).norm() < 1e-6 * want.norm()
+
+
+def test_a_step_with_nothing_supervised_is_a_step_of_zeros(lab, tmp_path):
+    short = replace(lab.rows[0], conversation="short", mask=[0] * (len(lab.rows[0].ids) - 1) + [1])
+    trainer = lab.trainer(tmp_path, store=lab.store_of("mixed", [*lab.rows, short]))
+    values = trainer._step([[8]], 1)
+    assert (values["loss"], values["gradient_norm"], values["supervised"]) == (0.0, 0.0, 0)
+
+
+def test_nothing_supervised_at_all_is_an_error(lab, tmp_path):
+    """Every answer is one token: the first depth of EAGLE needs two in a row."""
+    rows = [replace(row, mask=[0] * (len(row.ids) - 1) + [1]) for row in lab.rows]
+    with pytest.raises(SpectrainError, match=r"nothing is supervised in the 8 train rows: none has 2 answer tokens"):
+        lab.trainer(tmp_path, store=lab.store_of("short", rows))
+
+
+def test_every_row_is_trained_once_an_epoch_whatever_the_split():
+    lengths = [5 + row % 7 for row in range(31)]
+    config = TrainingConfig(micro_batch_tokens=24, accumulation=2, epochs=3)
+    for processes in (1, 2, 3):
+        curriculum = Curriculum(lengths, config, processes)
+        steps = list(curriculum.steps(0))
+        assert len(steps) == curriculum.total_steps()
+        for epoch in range(3):
+            rows = [row for e, batches in steps if e == epoch for batch in batches for row in batch]
+            assert sorted(rows) == list(range(31))
+        assert all(len(batches) <= 2 * processes for _, batches in steps)
+        assert list(curriculum.steps(5)) == steps[5:]
+
+
+# --- learning rate --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("schedule", ["cosine", "linear", "constant_with_warmup"])
+def test_the_rate_of_every_step(schedule):
+    optim = OptimConfig(warmup=0.25, schedule=schedule)
+    rates = [optim.rate(step, 40) for step in range(1, 41)]
+    assert rates[:10] == pytest.approx([step / 10 for step in range(1, 11)])
+    if schedule == "constant_with_warmup":
+        assert rates[10:] == [1.0] * 30
+    else:
+        assert all(0 < later < earlier for earlier, later in itertools.pairwise(rates[9:]))
+        assert rates[-1] < 0.04
+    assert optim.rate(1, 1) == 1.0  # a run of one step trains
+    assert OptimConfig(warmup=0.0, schedule=schedule).rate(1, 10) == 1.0
+
+
+@pytest.mark.parametrize("accumulation", [1, 2, 4])
+def test_warm_up_peaks_at_optimizer_step_10(lab, tmp_path, accumulation):
+    trainer = lab.trainer(
+        tmp_path, micro_batch_tokens=2 * LONGEST, accumulation=accumulation, epochs=10 * accumulation, depths=1,
+        optim={"warmup": 0.25}, validate_every=1000, checkpoint_every=1000,
+    )  # fmt: skip
+    assert trainer.total_steps == 40
+    trainer.run()
+    rates = [values["lr"] for values in metrics(tmp_path)]
+    assert rates[:10] == pytest.approx([1e-3 * step / 10 for step in range(1, 11)])
+    assert max(rates) == rates[9] == pytest.approx(1e-3)
+    assert rates[10] < rates[9]
+
+
+WORKER = """
+import sys
+from pathlib import Path
+tests, lab, out, accumulation = sys.argv[1:]
+sys.path.insert(0, tests)
+import json
+import torch
+from conftest import build_target
+from spectrain.data.features import INDEX, FeatureStore
+from spectrain.drafters.eagle3 import Eagle3Config, Eagle3Drafter
+from spectrain.drafters.objective import LossConfig
+from spectrain.training import OptimConfig, Trainer, TrainingConfig
+
+torch.set_num_threads(1)
+target = build_target("llama", dtype=torch.float32)
+torch.manual_seed(0)
+drafter = Eagle3Drafter.build(
+    Eagle3Config(depths=2, draft_vocab_size=16), target, torch.ones(24, dtype=torch.long))
+stores = [FeatureStore(Path(lab, side), json.loads(Path(lab, side, INDEX).read_text())["key"])
+          for side in ("train", "heldout")]
+trainer = Trainer(drafter, target.head, *stores, loss=LossConfig(),
+    optim=OptimConfig(lr=1e-3, warmup=0.34), folder=Path(out), settings={},
+    config=TrainingConfig(micro_batch_tokens=18, accumulation=int(accumulation), epochs=10,
+                          validate_every=5, checkpoint_every=7),
+    save_bundle=lambda path: (path.mkdir(), torch.save(dict(drafter.state_dict()), path / "weights")))
+trainer.run()
+"""
+
+
+@pytest.mark.slow
+def test_two_processes_are_one_with_twice_the_accumulation(lab, tmp_path):
+    """8 micro-batches in steps of 3 x 2 and 1 x 6: the last step of an epoch leaves a process without rows."""
+    script = tmp_path / "worker.py"
+    script.write_text(WORKER)
+    tests = str(Path(__file__).parent)
+    environment = {
+        name: value for name, value in os.environ.items() if name not in {"WORLD_SIZE", "RANK", "LOCAL_RANK"}
+    }
+    environment |= {"ACCELERATE_USE_CPU": "true", "OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path(tests).parent)}
+    for processes, accumulation in ((1, "6"), (2, "3")):
+        torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(processes)]
+        launcher = torchrun if processes > 1 else []
+        arguments = [tests, str(lab.folder), str(tmp_path / str(processes)), accumulation]
+        run = subprocess.run(
+            [sys.executable, *launcher, str(script), *arguments], env=environment, capture_output=True, text=True,
+            timeout=240, check=False,
+        )  # fmt: skip
+        assert run.returncode == 0, run.stderr[-3000:]
+    one, two = metrics(tmp_path / "1"), metrics(tmp_path / "2")
+    assert len(one) == len(two) == 20
+    for a, b in zip(one, two, strict=True):
+        assert a["lr"] == b["lr"]
+        assert (a["step"], a["epoch"], a["supervised"]) == (b["step"], b["epoch"], b["supervised"])
+        assert b["loss"] == pytest.approx(a["loss"], rel=1e-4)
+        assert b["gradient_norm"] == pytest.approx(a["gradient_norm"], rel=1e-3)
+    assert two[0]["loss"] == pytest.approx(one[0]["loss"], rel=1e-6)
+    assert two[0]["gradient_norm"] == pytest.approx(one[0]["gradient_norm"], rel=1e-6)
+    rates = [values["lr"] for values in two]
+    assert rates.index(max(rates)) == 6  # ceil(0.34 x 20) = 7 optimizer steps of warm-up
+    for a, b in zip(one, two, strict=True):
+        if "validation" in a:
+            assert a["validation"]["positions"] == b["validation"]["positions"]
+            assert a["validation"]["alpha"] == pytest.approx(b["validation"]["alpha"], rel=1e-3)
+    names = [sorted(path.name for path in (tmp_path / n / "checkpoints").iterdir()) for n in ("1", "2")]
+    assert names[0] == names[1] == ["step-000014", "step-000020"]
+
+
+def test_a_world_that_accelerate_does_not_see_is_refused(lab, tmp_path, monkeypatch):
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(SpectrainError, match=r"WORLD_SIZE is 2 but Accelerate sees 1 process"):
+        lab.trainer(tmp_path)
+
+
+# --- interruptions --------------------------------------------------------------------------------------------------
+
+
+class Killed(BaseException):
+    """What no code handles."""
+
+
+def stop_at(trainer: Trainer, stop: int) -> Trainer:
+    step = trainer._step
+
+    def dies(batches: Any, number: int) -> Any:
+        if number == stop:
+            raise Killed
+        return step(batches, number)
+
+    trainer._step = dies  # type: ignore[method-assign]
+    return trainer
+
+
+@pytest.fixture(scope="module")
+def unbroken(lab, tmp_path_factory):
+    """8 rows, one a step, 3 epochs, a checkpoint every 6 steps: weights, optimizer state and metrics of a whole run."""
+    folder = tmp_path_factory.mktemp("unbroken")
+    AcceleratorState._reset_state(True)
+    trainer = lab.trainer(folder, epochs=3)
+    trainer.run()
+    return weights(trainer), trainer.optimizer.state_dict()["state"], metrics(folder)
+
+
+@pytest.mark.parametrize("stops", [(1,), (6,), (7,), (9,), (15,), (15, 17), (3, 14, 24)])
+def test_an_interrupted_run_ends_bit_equal_to_the_unbroken_one(lab, tmp_path, unbroken, stops):
+    """Before the first checkpoint, right at one, right after, in the middle of an epoch; once, twice, three times."""
+    for stop in stops:
+        with pytest.raises(Killed):
+            stop_at(lab.trainer(tmp_path, epochs=3), stop).run()
+        with (tmp_path / "metrics.jsonl").open("a") as file:
+            file.write('{"step": 99, "loss')  # cut off while writing
+    trainer = lab.trainer(tmp_path, epochs=3)
+    torch.manual_seed(1234)  # whatever happened before
+    last = trainer.run()
+    final, state, recorded = unbroken
+    assert_bit_equal(weights(trainer), final)
+    for key, value in trainer.optimizer.state_dict()["state"].items():
+        assert_bit_equal(value, state[key])
+    assert metrics(tmp_path) == recorded
+    assert [values["step"] for values in recorded] == list(range(1, 25))
+    assert {name: value for name, value in last.items() if name not in TIMES} == recorded[-1]
+
+
+def test_an_interrupted_checkpoint_leaves_none_and_the_one_before(lab, tmp_path, unbroken):
+    trainer = lab.trainer(tmp_path, epochs=3)
+    save = trainer.save_bundle
+
+    def dies(path: Path) -> None:
+        save(path)
+        if "000012" in str(path):
+            raise Killed
+
+    trainer.save_bundle = dies
+    with pytest.raises(Killed):
+        trainer.run()
+    assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == ["step-000006"]
+    again = lab.trainer(tmp_path, epochs=3)
+    again.run()
+    assert_bit_equal(weights(again), unbroken[0])
+    assert metrics(tmp_path) == unbroken[2]
+
+
+def test_a_finished_run_is_not_repeated(lab, tmp_path, unbroken):
+    first = lab.trainer(tmp_path, epochs=3).run()
+    trainer = stop_at(lab.trainer(tmp_path, epochs=3), 25)
+    trainer._step = None  # type: ignore[method-assign, assignment]
+    assert trainer.run() == first
+    assert metrics(tmp_path) == unbroken[2]
+    bundle = load_file(tmp_path / "checkpoints" / "step-000024" / "bundle" / "model.safetensors")
+    assert_bit_equal(bundle, unbroken[0])
+
+
+@pytest.mark.parametrize(
+    ("change", "named"),
+    [
+        ({"optim": {"lr": 2e-3}}, r"optim\.lr: 0\.001 against 0\.002"),
+        ({"epochs": 4}, r"training\.epochs: 3 against 4"),
+        ({"accumulation": 2}, r"micro_batches_per_step: 1 against 2"),
+        ({"depths": 3}, r"drafter\.depths: 2 against 3"),
+    ],
+)
+def test_a_run_with_other_settings_does_not_go_on_from_here(lab, tmp_path, change, named):
+    with pytest.raises(Killed):
+        stop_at(lab.trainer(tmp_path, epochs=3), 7).run()
+    before = (tmp_path / "metrics.jsonl").read_text()
+    with pytest.raises(SpectrainError, match=named):
+        lab.trainer(tmp_path, **{"epochs": 3, **change}).run()
+    assert (tmp_path / "metrics.jsonl").read_text() == before
+
+
+def test_other_rows_do_not_go_on_from_here(lab, tmp_path):
+    with pytest.raises(Killed):
+        stop_at(lab.trainer(tmp_path, epochs=3), 7).run()
+    with pytest.raises(SpectrainError, match=r"features: .* against"):
+        lab.trainer(tmp_path, epochs=3, store=lab.store_of("reversed", lab.rows[::-1])).run()
+
+
+# --- health ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_loss_that_is_not_a_number_stops_with_the_rows_and_changes_nothing(lab, tmp_path, monkeypatch):
+    trainer = lab.trainer(tmp_path, epochs=3, micro_batch_tokens=2 * LONGEST)
+
+    def poisoned(store: Any, rows: Any, device: Any) -> Any:
+        batch = collate(store, rows, device)
+        return replace(batch, taps_BTF=batch.taps_BTF * torch.nan) if 3 in rows else batch
+
+    batches = plan_epoch(trainer.curriculum.lengths, 2 * LONGEST, 0, 0)
+    at = next(number for number, rows in enumerate(batches) if 3 in rows)
+    monkeypatch.setattr(training, "collate", poisoned)
+    before: list[dict[str, torch.Tensor]] = []
+    step = trainer._step
+    trainer._step = lambda *arguments: before.append(weights(trainer)) or step(*arguments)  # type: ignore[method-assign]
+    with pytest.raises(SpectrainError) as caught:
+        trainer.run()
+    assert f"at step {at + 1} " in str(caught.value)
+    assert f"(rows {[batches[at]]})" in str(caught.value)
+    assert "nan" in str(caught.value)
+    assert_bit_equal(weights(trainer), before[-1])
+    assert len(metrics(tmp_path)) == at if at else not (tmp_path / "metrics.jsonl").read_text()
+
+
+def test_validation_is_the_score_of_the_held_out_rows(lab, tmp_path):
+    trainer = lab.trainer(tmp_path)
+    scores = trainer.validate()
+    batch = collate(lab.heldout, range(len(lab.heldout)))
+    want = score_batch(trainer.drafter, batch, lab.target.head, trainer.config.validation_depths)
+    assert (scores.positions, scores.survived, scores.reached) == (want.positions, want.survived, want.reached)
+    assert scores.alpha == pytest.approx(want.alpha)
+    assert len(scores.positions) == 5  # deeper than it is trained for
+    assert trainer.drafter.training
+
+
+def test_the_loss_falls_and_the_held_out_scores_rise(lab, tmp_path):
+    lab.trainer(tmp_path, epochs=20, micro_batch_tokens=4 * LONGEST, optim={"lr": 5e-3, "clip": 0.5}).run()
+    recorded = metrics(tmp_path)
+    assert recorded[-1]["loss"] < 0.6 * recorded[0]["loss"]
+    validated = [values["validation"] for values in recorded if "validation" in values]
+    assert validated[-1]["alpha"][0] > validated[0]["alpha"][0]
+    assert all(values["gradient_norm"] > 0 for values in recorded)
+
+
+def test_bfloat16_computes_in_half_and_keeps_full_weights(lab, tmp_path):
+    full, _ = first_gradients(lab.trainer(tmp_path / "full", micro_batch_tokens=8 * LONGEST))
+    AcceleratorState._reset_state(True)
+    trainer = lab.trainer(tmp_path / "half", micro_batch_tokens=8 * LONGEST, precision="bf16")
+    half, _ = first_gradients(trainer)
+    assert 1e-5 < (half - full).norm() / full.norm() < 5e-2
+    assert (trainer.drafter.norm.weight != 1).all()  # in bfloat16 a step this small would be lost
+    assert trainer.validate().alpha[0] > 0
+
+
+def test_metrics_are_flattened_for_trackers():
+    nested = {"loss": 1.0, "validation": {"alpha": [0.5, 0.25], "deep": {"x": 1}}, "step": 3}
+    assert flatten(nested) == {
+        "loss": 1.0, "validation/alpha/0": 0.5, "validation/alpha/1": 0.25, "validation/deep/x": 1, "step": 3,
+    }  # fmt: skip
