@@ -6,16 +6,13 @@ Saving is atomic, loading is strict, and neither touches a pickle, remote code o
 from __future__ import annotations
 
 import importlib.metadata
-import json
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from huggingface_hub import snapshot_download
 from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
-from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
 from torch import Tensor
 from transformers import AutoTokenizer
 
@@ -31,64 +28,11 @@ from spectrain.identity import (
     compare_targets,
     tokenizer_identity,
 )
+from spectrain.manifest import MANIFEST_FILE, Manifest, TargetRecord, TokenizerRecord, read_manifest
 from spectrain.target import Target
 
-MANIFEST_FILE = "spectrain.json"
 ADDED_LATER = {"README.md", "acceptance.json"}
 _LIBRARIES = ("torch", "transformers", "tokenizers", "safetensors", "huggingface_hub")
-
-
-class _Record(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-
-class TargetRecord(_Record):
-    """The target a drafter was trained for; the fields of TargetIdentity."""
-
-    name: str | None
-    revision: str | None
-    architecture: str
-    weights_digest: str
-    config_digest: str
-
-    @property
-    def identity(self) -> TargetIdentity:
-        return TargetIdentity(**self.model_dump())
-
-
-class TokenizerRecord(_Record):
-    """Digests of the tokenizer's identity; ``eos_ids`` are those given beside the tokenizer's own."""
-
-    decode_digest: str
-    traffic_digest: str
-    components: dict[str, str]
-    eos_ids: tuple[int, ...] = ()
-
-
-class Manifest(_Record):
-    """spectrain.json. ``files`` maps every other file, save those of ADDED_LATER, to its SHA-256."""
-
-    format_version: Literal[1] = 1
-    spectrain_version: str
-    checkpoint_format: str
-    drafter: dict[str, Any]
-    storage_dtype: str
-    target: TargetRecord
-    tokenizer: TokenizerRecord
-    taps: tuple[int, ...] | None
-    tap_convention: str | None
-    sampler: dict[str, Any]
-    draft_vocabulary_digest: str | None
-    recipe: dict[str, Any]
-    data_digests: dict[str, str]
-    versions: dict[str, str]
-    files: dict[str, str]
-
-    @model_validator(mode="after")
-    def _taps_have_a_convention(self) -> Manifest:
-        if (self.taps is None) != (self.tap_convention is None):
-            raise ValueError("taps and tap_convention belong together: one of them is missing")
-        return self
 
 
 @dataclass(frozen=True)
@@ -228,21 +172,6 @@ def read_bundle(folder: Path | str) -> BundleContents:
     return BundleContents(folder, manifest, config, settings, tensors, tokenizer, identity, notes)
 
 
-def read_manifest(folder: Path | str) -> Manifest:
-    """Parse spectrain.json strictly; nothing else is read."""
-    path = Path(folder) / MANIFEST_FILE
-    try:
-        return Manifest.model_validate(json.loads(path.read_text(encoding="utf-8")))
-    except FileNotFoundError:
-        raise SpectrainError(f"{folder} is no bundle: it has no {MANIFEST_FILE}") from None
-    except ValidationError as error:
-        first = error.errors()[0]
-        place = ".".join(map(str, first["loc"])) or "the manifest"
-        raise SpectrainError(f"{path}: {place}: {first['msg']} (found {first['input']!r:.200})") from error
-    except ValueError as error:
-        raise SpectrainError(f"{path} is not JSON: {error}") from error
-
-
 def check_pairing(
     bundle: BundleContents, tokenizer: TokenizerIdentity, target: TargetIdentity | None = None
 ) -> tuple[str, ...]:
@@ -260,25 +189,6 @@ def check_pairing(
                 f"bundle against target): {comparison.first_difference}"
             )
     return tuple(note for comparison in comparisons for note in comparison.differences)
-
-
-def publishable(manifest: Manifest) -> str | None:
-    """Why the bundle cannot be published, or None when it can."""
-    name, revision = manifest.target.name, manifest.target.revision
-    if not name or not re.fullmatch(r"[\w-][\w.-]*(/[\w-][\w.-]*)?", name) or Path(name).exists():
-        return f"its target is {name!r}, not a Hub id; give the id and revision that others can fetch"
-    if not revision:
-        return f"its target {name} has no revision; give the commit that the drafter was trained against"
-    return None
-
-
-def name_target(folder: Path | str, name: str, revision: str) -> Manifest:
-    """Record the Hub id and revision of the target, which a bundle trained against a local folder lacks."""
-    manifest = read_manifest(folder)
-    target = manifest.target.model_copy(update={"name": name, "revision": revision})
-    manifest = manifest.model_copy(update={"target": target})
-    write_json(Path(folder) / MANIFEST_FILE, manifest.model_dump(mode="json"))
-    return manifest
 
 
 def resolve_bundle(name_or_path: str | Path, revision: str | None = None) -> Path:

@@ -7,7 +7,7 @@ The one place that knows how transformers' caches differ between versions: 5.20 
 from __future__ import annotations
 
 import inspect
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -40,6 +40,9 @@ class BufferedLayer(DynamicLayer):
     """
 
     ROOM = 256  # positions added when a buffer is full
+
+    keys: Tensor
+    values: Tensor
 
     def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
         if not self.is_initialized:
@@ -98,7 +101,7 @@ def check_rollback(model: PreTrainedModel) -> None:
             "token. Speculative decoding here needs a target whose layers all keep keys and values by position."
         )
     body, name = model.base_model, cache_argument(model.base_model)
-    ids_1T = torch.arange(4, device=model.device).remainder(model.get_input_embeddings().weight.shape[0])[None]
+    ids_1T = torch.arange(4, device=model.device).remainder(model.config.get_text_config().vocab_size)[None]
     cache = new_cache(model.config)
     body(input_ids=ids_1T[:, [0, 1, 3]], use_cache=True, **{name: cache})  # the third token is then rejected
     rollback(cache, min(2, cached_length(cache)))
@@ -117,6 +120,10 @@ def check_rollback(model: PreTrainedModel) -> None:
         )
 
 
+def _layers(cache: Cache) -> list[BufferedLayer]:
+    return cast(list[BufferedLayer], cache.layers)
+
+
 def cached_length(cache: Cache) -> int:
     """Number of positions whose keys and values the cache holds."""
     return int(cache.get_seq_length())
@@ -132,16 +139,16 @@ def rollback(cache: Cache, length: int) -> None:
     if not 0 <= length <= held:
         raise SpectrainError(f"cannot roll a cache of {held} positions back to {length}; expected 0 to {held}")
     if length < held:
-        for layer in cache.layers:
+        for layer in _layers(cache):
             layer.keys, layer.values = layer.keys[..., :length, :], layer.values[..., :length, :]
 
 
 def select_rows(cache: Cache, rows: Tensor) -> None:
     """Keep these rows of the batch, in this order, in every layer."""
-    for layer in cache.layers:
+    for layer in _layers(cache):
         layer.select(rows)
 
 
 def cache_bytes(cache: Cache) -> int:
     """Memory of the cached keys and values, in bytes, room to spare not counted."""
-    return sum(t.numel() * t.element_size() for layer in cache.layers for t in (layer.keys, layer.values))
+    return sum(t.numel() * t.element_size() for layer in _layers(cache) for t in (layer.keys, layer.values))

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
-from spectrain.bundle import read_manifest, resolve_bundle
+from spectrain.bundle import resolve_bundle
 from spectrain.data.conversations import load_conversations
 from spectrain.drafters.ngram import NgramConfig
 from spectrain.errors import SpectrainError
@@ -15,6 +15,7 @@ from spectrain.evaluation.acceptance import AcceptanceConfig
 from spectrain.exact.sampler import Sampler
 from spectrain.interop.gguf import convert_gguf as convert
 from spectrain.interop.gguf import package_folder
+from spectrain.manifest import read_manifest
 from spectrain.pipeline import evaluate_bundle
 from spectrain.target import load_target
 

@@ -7,11 +7,9 @@ into ids (template, normalizer, pre-tokenizer, merges, flags), which training an
 
 from __future__ import annotations
 
-import hashlib
 import json
-import mmap
 import textwrap
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -19,6 +17,7 @@ from typing import Any, Literal
 
 from spectrain.errors import SpectrainError
 from spectrain.files import json_digest
+from spectrain.weights import weights_digest
 
 DECODE_COMPONENTS = ("vocabulary", "decoder", "decodings", "special_ids")
 
@@ -234,6 +233,11 @@ class TargetIdentity:
     name: str | None = None
     revision: str | None = None
 
+    @property
+    def digest(self) -> str:
+        """One digest of what the model computes: architecture, configuration, weights."""
+        return json_digest([self.architecture, self.config_digest, self.weights_digest])
+
 
 def target_identity(folder: Path, name: str | None = None, revision: str | None = None) -> TargetIdentity:
     """Take the identity of a plain transformers folder (a Hub snapshot or a local one)."""
@@ -259,42 +263,3 @@ def compare_targets(a: TargetIdentity, b: TargetIdentity) -> Comparison:
     if a.revision and b.revision and revision:
         return Comparison("compatible", (f"{revision} (harmless: same weights and configuration)",))
     return Comparison("identical")
-
-
-def weights_digest(folder: Path) -> str:
-    """SHA-256 over name, dtype, shape and bytes of every stored tensor, by name: sharding does not matter.
-
-    The safetensors files are memory-mapped, so nothing is held whatever their size.
-    """
-    entries: dict[str, list[Any]] = {}
-    for path in _weight_files(folder):
-        for name, *entry in _tensor_digests(path):
-            if name in entries:
-                raise SpectrainError(f"{path}: tensor {name} is stored in two files of {folder}")
-            entries[name] = entry
-    return json_digest([[name, *entries[name]] for name in sorted(entries)])
-
-
-def _weight_files(folder: Path) -> list[Path]:
-    index = folder / "model.safetensors.index.json"
-    shards = json.loads(index.read_text(encoding="utf-8"))["weight_map"].values() if index.is_file() else ()
-    names = sorted(set(shards)) or ["model.safetensors"]
-    for name in names:
-        if Path(name).name != name or not (folder / name).is_file():
-            raise SpectrainError(f"{folder}: weight file {name} is missing; weights must be safetensors")
-    return [folder / name for name in names]
-
-
-def _tensor_digests(path: Path) -> Iterator[tuple[str, str, list[int], str]]:
-    try:
-        with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as mapped:
-            data = 8 + int.from_bytes(mapped[:8], "little")
-            for name, entry in json.loads(mapped[8:data]).items():
-                if name != "__metadata__":
-                    start, end = (data + offset for offset in entry["data_offsets"])
-                    if end > len(mapped):
-                        raise ValueError(f"it ends inside tensor {name}")
-                    with memoryview(mapped) as view, view[start:end] as part:
-                        yield name, entry["dtype"], entry["shape"], hashlib.sha256(part).hexdigest()
-    except (ValueError, KeyError) as error:
-        raise SpectrainError(f"{path} is not a whole safetensors file: {error}. Fetch it again.") from error

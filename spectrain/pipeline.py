@@ -94,14 +94,14 @@ class Run:
         sides = dict(zip(("train", "heldout"), self.conversations(), strict=True))
         if self.recipe.regenerate is not None:
             for side, chats in sides.items():
-                path = regenerate(self.target, self.identity.weights_digest, chats, self.recipe.regenerate,
+                path = regenerate(self.target, self.identity.digest, chats, self.recipe.regenerate,
                                   self.folder / "data" / f"{side}.jsonl", progress=self.progress)  # fmt: skip
                 sides[side] = load_conversations(path)
         taps = self.recipe.drafter.taps(self.target)
         rows, stores, counts = {}, {}, {}
         for side, chats in sides.items():
             rows[side], dropped = encode_all(chats, self.target.tokenizer, data.max_length)
-            key = store_key(rows[side], self.target, self.identity.weights_digest, taps, data.feature_dtype)
+            key = store_key(rows[side], self.target, self.identity.digest, taps, data.feature_dtype)
             stores[side] = extract_features(self.folder / "features" / side, rows[side], self.target, key,
                                             progress=self.progress)  # fmt: skip
             answer = sum(sum(row.mask) for row in rows[side])

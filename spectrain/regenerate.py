@@ -36,7 +36,7 @@ class RegenerateConfig(BaseModel):
     seed: int = 0
 
 
-def regenerate(target: Target, weights_digest: str, conversations: Sequence[Conversation], config: RegenerateConfig,
+def regenerate(target: Target, model_digest: str, conversations: Sequence[Conversation], config: RegenerateConfig,
                output: Path, *, progress: bool = True) -> Path:  # fmt: skip
     """Answer the last user turn of every conversation; chats with ids, in order, as JSON-lines at ``output``.
 
@@ -50,7 +50,7 @@ def regenerate(target: Target, weights_digest: str, conversations: Sequence[Conv
         "prompts": conversations_digest(conversations),
         "prompt_ids": json_digest(prompts),  # the template's and the tokenizer's part in them
         "eos_ids": list(target.eos_ids),
-        "weights": weights_digest,
+        "model": model_digest,
         "config": config.model_dump(mode="json", exclude={"batch_size"}),
         "dtype": str(target.dtype),
     }

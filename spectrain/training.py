@@ -129,7 +129,8 @@ class Trainer:
         self.metrics = Metrics(folder / "metrics.jsonl")
         self.checkpoints = Checkpoints(folder / "checkpoints", self.accelerator, config.keep, self._run())
         if config.tracker != "none":
-            self.accelerator.init_trackers("spectrain", config=flatten(settings))
+            options = {"wandb": {"dir": str(folder)}}  # else it writes to wherever the command was started
+            self.accelerator.init_trackers("spectrain", config=flatten(settings), init_kwargs=options)
 
     @property
     def drafter(self) -> TrainableDrafter:

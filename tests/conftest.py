@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+import json
 import random
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+import yaml
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers
 from transformers import CONFIG_MAPPING, AutoModelForCausalLM, PreTrainedModel, PreTrainedTokenizerFast
 
+from spectrain.config import load_recipe
 from spectrain.data.conversations import EncodedRow
 from spectrain.data.features import FeatureStore, extract_features, store_key
 from spectrain.decoding import generate_plain
 from spectrain.exact.sampler import Sampler
 from spectrain.interop.speculators_eagle3 import Eagle3Settings
+from spectrain.pipeline import Run
 from spectrain.target import Target, load_target
 
 TEMPLATE = "{% for m in messages %}<|im_start|>{{ m['role'] }}\n{{ m['content'] }}<|im_end|>\n{% endfor %}"
@@ -259,3 +263,57 @@ def chat_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def chat_target(chat_folder: Path) -> Target:
     return load_target(str(chat_folder))
+
+
+def write_chats(path: Path, count: int, first: int = 0) -> Path:
+    """Short prompts that all differ, of two kinds."""
+    numbers = range(first, first + count)
+    lines = [
+        {"id": f"{path.stem}-{i}", "kind": f"sum/{'odd' if i % 2 else 'even'}", "prompt": f"{i} + {i}?"}
+        for i in numbers
+    ]
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
+    return path
+
+
+def write_recipe(folder: Path, target: Path) -> Path:
+    """A whole run of seconds in ``folder``: recipe.yaml, its chats, and ``run`` as the output."""
+    recipe = {
+        "target": {"name": str(target)},
+        "data": {
+            "train": [str(write_chats(folder / "train.jsonl", 8))],
+            "heldout": [str(write_chats(folder / "heldout.jsonl", 4, first=50))],
+            "max_length": 128,
+        },
+        "regenerate": {"sampler": {"temperature": 1}, "max_new_tokens": 12, "batch_size": 3},
+        "drafter": {"type": "eagle3", "depths": 2, "draft_vocab_size": 64},
+        "training": {
+            "epochs": 2,
+            "micro_batch_tokens": 128,
+            "validate_every": 3,
+            "validation_depths": 2,
+            "checkpoint_every": 2,
+        },
+        "evaluation": {"k": [2], "max_new_tokens": 6},
+        "baselines": [{"type": "ngram"}],
+        "output": str(folder / "run"),
+    }
+    path = folder / "recipe.yaml"
+    path.write_text(yaml.safe_dump(recipe), encoding="utf-8")
+    return path
+
+
+@pytest.fixture(scope="session")
+def make_recipe(chat_folder: Path):
+    """A function that writes a small recipe and its chats into a folder; the path of the recipe."""
+    return lambda folder: write_recipe(folder, chat_folder)
+
+
+@pytest.fixture(scope="session")
+def finished_run(make_recipe, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a recipe that was run to its end. Not to be written to: copy it."""
+    folder = tmp_path_factory.mktemp("finished")
+    run = Run(load_recipe(make_recipe(folder)), progress=False)
+    run.train()
+    run.evaluate()
+    return folder

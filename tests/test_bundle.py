@@ -9,20 +9,12 @@ import torch
 from huggingface_hub.errors import LocalEntryNotFoundError
 
 from spectrain import bundle, interop
-from spectrain.bundle import (
-    MANIFEST_FILE,
-    check_pairing,
-    name_target,
-    publishable,
-    read_bundle,
-    read_manifest,
-    resolve_bundle,
-    save_bundle,
-)
+from spectrain.bundle import check_pairing, read_bundle, resolve_bundle, save_bundle
 from spectrain.errors import SpectrainError
 from spectrain.files import file_digest
 from spectrain.identity import TargetIdentity, tokenizer_identity
 from spectrain.interop import speculators_eagle3
+from spectrain.manifest import MANIFEST_FILE, name_target, publishable, read_manifest
 
 TARGET = TargetIdentity("LlamaForCausalLM", "c" * 64, "w" * 64, "org/target", "abc")
 

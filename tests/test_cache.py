@@ -1,6 +1,7 @@
 """Rollback is exact on every architecture, and what cannot be rolled back is refused by name (case C21)."""
 
 import random
+from typing import Any
 
 import pytest
 import torch
@@ -188,13 +189,14 @@ def test_recurrent_configs_are_refused_by_name(model_type):
 
 
 def test_some_convolution_layers_among_attention_are_refused_by_name():
-    config = CONFIG_MAPPING["lfm2"](num_hidden_layers=2, layer_types=["conv", "full_attention"])
+    layers: dict[str, Any] = {"num_hidden_layers": 2, "layer_types": ["conv", "full_attention"]}
+    config = CONFIG_MAPPING["lfm2"](**layers)
     with pytest.raises(SpectrainError, match="'lfm2' has layers of type conv"):
         new_cache(config)
 
 
 def tiny_recurrent(model_type):
-    small = {"vocab_size": 24, "hidden_size": 32, "num_hidden_layers": 3}
+    small: dict[str, Any] = {"vocab_size": 24, "hidden_size": 32, "num_hidden_layers": 3}
     if model_type == "rwkv":
         return RwkvForCausalLM(RwkvConfig(**small, attention_hidden_size=32, context_length=32))
     if model_type == "recurrent_gemma":

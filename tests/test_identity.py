@@ -225,9 +225,7 @@ def test_broken_weights_are_explained(weights, tmp_path):
     with pytest.raises(SpectrainError, match=r"model\.safetensors is missing"):
         weights_digest(folder)
     sharded = write_target(tmp_path / "sharded", weights, shards=2)
-    (sharded / "model.safetensors.index.json").write_text(
-        json.dumps({"weight_map": {"a": "../x.safetensors"}})
-    )
+    (sharded / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"a": "../x.safetensors"}}))
     with pytest.raises(SpectrainError, match=r"\.\./x\.safetensors is missing"):
         weights_digest(sharded)
 

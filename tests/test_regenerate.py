@@ -172,9 +172,9 @@ def test_a_finished_file_is_not_touched(answer, monkeypatch):
         ({"config": CONFIG.model_copy(update={"max_new_tokens": 9})}, "config.max_new_tokens: 10 against 9"),
         ({"config": CONFIG.model_copy(update={"seed": 1})}, "config.seed: 3 against 1"),
         ({"conversations": chats()[:-1]}, "prompts"),
-        ({"weights": "x" * 64}, "weights"),
+        ({"weights": "x" * 64}, "model"),
     ],
-    ids=["sampler", "length", "seed", "prompts", "weights"],
+    ids=["sampler", "length", "seed", "prompts", "model"],
 )
 def test_answers_made_otherwise_are_refused_by_what_differs(answer, monkeypatch, tmp_path, state, changes, named):
     if state == "partial":

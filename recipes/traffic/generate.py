@@ -29,19 +29,11 @@ def words(text: str) -> list[str]:
     return [word.strip() for word in text.split(",")]
 
 
-FIRST = words(
-    "Ana, Bruno, Clara, Dario, Elena, Felix, Greta, Hugo, Irene, Jonas, Karin, Luca, Marta, Nils, Olga"
-)
-LAST = words(
-    "Alder, Berg, Castro, Dunn, Egger, Fonseca, Gruber, Hale, Ibsen, Jensen, Keller, Lopez, Moreau, Novak"
-)
-CITIES = words(
-    "Lisbon, Oslo, Vienna, Porto, Turin, Ghent, Krakow, Bilbao, Malmo, Zagreb, Lyon, Bern, Tallinn, Cork"
-)
+FIRST = words("Ana, Bruno, Clara, Dario, Elena, Felix, Greta, Hugo, Irene, Jonas, Karin, Luca, Marta, Nils, Olga")
+LAST = words("Alder, Berg, Castro, Dunn, Egger, Fonseca, Gruber, Hale, Ibsen, Jensen, Keller, Lopez, Moreau, Novak")
+CITIES = words("Lisbon, Oslo, Vienna, Porto, Turin, Ghent, Krakow, Bilbao, Malmo, Zagreb, Lyon, Bern, Tallinn, Cork")
 DAYS = words("Monday, Tuesday, Wednesday, Thursday, Friday, Saturday")
-MONTHS = words(
-    "January, February, March, April, May, June, July, August, September, October, November, December"
-)
+MONTHS = words("January, February, March, April, May, June, July, August, September, October, November, December")
 GOODS = words(
     "olive oil, green tea, oak shelf, desk lamp, rye bread, wool blanket, garden chair, paper box, glass jar,"
     "tile glue, copper pipe, coffee beans, rain coat, steel bolt, wall paint, honey jar"
@@ -49,9 +41,7 @@ GOODS = words(
 DEVICES = words("laptop, printer, camera, phone, heater, bicycle, radio, toaster")
 FAULTS = words("no power, cracked screen, loud noise, loose cable, slow start, water damage, smell of smoke")
 PAPERS = words("invoice, contract, receipt, price list, delivery note, report, drawing")
-REASONS = words(
-    "the truck broke down, the road was closed, the stock ran out, the boat was late, the bridge was shut"
-)
+REASONS = words("the truck broke down, the road was closed, the stock ran out, the boat was late, the bridge was shut")
 TOPICS = words("budget, new office, website, contract, summer fair, training plan, audit")
 JOBS = words("driver, clerk, cook, nurse, welder, guide")
 
@@ -94,8 +84,7 @@ TEMPLATES = [
         "fields_to_json",
         "booking",
         "Write the booking as JSON.",
-        "Name: {first} {last}. Arrival: {day} {month}. "
-        "Room: {room}. Nights: {nights}. Breakfast: {breakfast}.",
+        "Name: {first} {last}. Arrival: {day} {month}. Room: {room}. Nights: {nights}. Breakfast: {breakfast}.",
         {
             "first": FIRST,
             "last": LAST,
@@ -124,8 +113,7 @@ TEMPLATES = [
         "Order {order}: {quantity} x {item} to {city} on {day}.",
         {"order": range(1000, 10000), "quantity": range(2, 41), "item": GOODS, "city": CITIES, "day": DAYS},
         {"order": 512, "quantity": 6, "item": "red apple", "city": "Rome", "day": "Sunday"},
-        '{\n  "order": 512,\n  "item": "red apple",\n  "quantity": 6,\n  "city": "Rome",\n'
-        '  "delivery": "Sunday"\n}',
+        '{\n  "order": 512,\n  "item": "red apple",\n  "quantity": 6,\n  "city": "Rome",\n  "delivery": "Sunday"\n}',
     ),
     Template(
         "fields_to_json",
@@ -243,8 +231,7 @@ TEMPLATES = [
         "Set the stock of {item} in the {shop} shop to {quantity}.",
         {"item": GOODS, "shop": CITIES, "quantity": range(3, 61)},
         {"item": "red apple", "shop": "Rome", "quantity": 70},
-        "UPDATE stock\nSET quantity = 70, updated = CURRENT_DATE\n"
-        "WHERE item = 'red apple' AND shop = 'Rome';",
+        "UPDATE stock\nSET quantity = 70, updated = CURRENT_DATE\nWHERE item = 'red apple' AND shop = 'Rome';",
     ),
 ]
 

@@ -77,10 +77,7 @@ CODE_TRAIN: list[Prompt] = [
         "Rename the variable x to price in this code:\n\ndef total(items):\n"
         "    s = 0\n    for x in items:\n        s += x * 1.2\n    return s"
     ),
-    (
-        "Add a docstring to this function:\n\ndef clamp(value, low, high):\n"
-        "    return max(low, min(value, high))"
-    ),
+    ("Add a docstring to this function:\n\ndef clamp(value, low, high):\n    return max(low, min(value, high))"),
     "Write a Python class Stack with the methods push, pop and is_empty.",
     (
         "Add type hints to this function:\n\n"
@@ -96,10 +93,7 @@ CODE_TRAIN: list[Prompt] = [
     "Write a JavaScript function that reverses a string.",
     "Why does this Python code fail?\n\nnames = ('Ann', 'Bob')\nnames[0] = 'Eve'",
     "Write a regular expression for a date such as 2024-03-17 and explain each part.",
-    (
-        "Repeat this function with the bug fixed:\n\ndef average(numbers):\n"
-        "    return sum(numbers) / len(number)"
-    ),
+    ("Repeat this function with the bug fixed:\n\ndef average(numbers):\n    return sum(numbers) / len(number)"),
     "Write an HTML page with a heading, one paragraph and a list of three fruits.",
     [
         "Write a Python function that doubles every number in a list.",
@@ -266,9 +260,7 @@ def _prompts(chat: list[Prompt], code: list[Prompt], passages: str, translate: l
         "chat": chat,
         "code": code,
         "summarise": [f"Summarise this text in one sentence.\n\n{text}" for text, _ in pairs],
-        "grounded_qa": [
-            f"{text}\n\nAnswer with the words of the text: {question}" for text, question in pairs
-        ],
+        "grounded_qa": [f"{text}\n\nAnswer with the words of the text: {question}" for text, question in pairs],
         "translate": translate,
     }
 

@@ -101,9 +101,7 @@ def parse_conversation(row: Row, place: str, taken: Iterable[str] = ()) -> Conve
     messages = tuple(_messages(row, place, allow_empty_answer="answer_ids" in sampled))
     _check_turns(messages, place)
     if "answer_ids" in sampled and messages[-1].role != "assistant":
-        raise SpectrainError(
-            f"{place}: answer_ids, but the last message is the user's; add the answer's text"
-        )
+        raise SpectrainError(f"{place}: answer_ids, but the last message is the user's; add the answer's text")
     kind: Any = row.get("kind", row.get("category", "all"))
     template, slots = row.get("template"), row.get("slots")
     for key, value, wanted in (("kind", kind, str), ("template", template, str), ("slots", slots, dict)):
@@ -135,16 +133,12 @@ def _messages(row: Row, place: str, allow_empty_answer: bool) -> Iterable[Messag
     for number, entry in enumerate(_entries(row, place), start=1):
         where = f"{place}: message {number}"
         if not isinstance(entry, dict):
-            raise SpectrainError(
-                f"{where}: found {type(entry).__name__}, expected an object with role and content"
-            )
+            raise SpectrainError(f"{where}: found {type(entry).__name__}, expected an object with role and content")
         role = entry.get("role", entry.get("from"))
         if role not in ROLES:
             raise SpectrainError(f"{where}: unknown role {role!r}; expected one of {', '.join(ROLES)}")
         if entry.get("tool_calls") or entry.get("function_call"):
-            raise SpectrainError(
-                f"{where}: tool calls are not supported; remove the row or write them as text"
-            )
+            raise SpectrainError(f"{where}: tool calls are not supported; remove the row or write them as text")
         content = _text(entry.get("content", entry.get("value")), f"{where} ({role})")
         if not content.strip() and not (allow_empty_answer and ROLES[role] == "assistant"):
             raise SpectrainError(f"{where} ({role}): empty content; fill it or remove the message")
@@ -155,15 +149,11 @@ def _entries(row: Row, place: str) -> list[Any]:
     for key in ("messages", "conversations"):
         if key in row:
             if not isinstance(row[key], list) or not row[key]:
-                raise SpectrainError(
-                    f"{place}: {key} is {row[key]!r:.60}, expected a list of at least one message"
-                )
+                raise SpectrainError(f"{place}: {key} is {row[key]!r:.60}, expected a list of at least one message")
             return row[key]
     if "prompt" not in row:
         keys = ", ".join(row) or "no keys"
-        raise SpectrainError(
-            f"{place}: found {keys}; expected messages, conversations, or prompt (and completion)"
-        )
+        raise SpectrainError(f"{place}: found {keys}; expected messages, conversations, or prompt (and completion)")
     parts = [("user", row["prompt"])] + ([("assistant", row["completion"])] if "completion" in row else [])
     return [
         entry
@@ -190,9 +180,7 @@ def _check_turns(messages: Sequence[Message], place: str) -> None:
     if "user" not in turns:
         raise SpectrainError(f"{place}: no user turn (found {', '.join(roles)}); a conversation needs one")
     expected = [("user", "assistant")[i % 2] for i in range(len(turns))]
-    for number, (role, wanted) in enumerate(
-        zip(turns, expected, strict=True), start=1 + len(roles) - len(turns)
-    ):
+    for number, (role, wanted) in enumerate(zip(turns, expected, strict=True), start=1 + len(roles) - len(turns)):
         if role != wanted:
             raise SpectrainError(
                 f"{place}: message {number} is of the {role}, expected the {wanted}: an optional system "
@@ -208,14 +196,10 @@ def render_prompt(messages: Sequence[Message], tokenizer: Any) -> list[int]:
 def from_sampled(conversation: Conversation) -> EncodedRow:
     """The row of a regenerated answer, from the ids the target read and sampled: nothing is re-tokenized."""
     if conversation.prompt_ids is None or conversation.answer_ids is None:
-        raise SpectrainError(
-            f"conversation {conversation.id!r} has no sampled ids; regenerate its answer first"
-        )
+        raise SpectrainError(f"conversation {conversation.id!r} has no sampled ids; regenerate its answer first")
     prompt, answer = list(conversation.prompt_ids), list(conversation.answer_ids)
     turn = sum(message.role == "assistant" for message in conversation.messages) - 1
-    return EncodedRow(
-        conversation.id, conversation.kind, prompt + answer, [0] * len(prompt) + [1] * len(answer), turn
-    )
+    return EncodedRow(conversation.id, conversation.kind, prompt + answer, [0] * len(prompt) + [1] * len(answer), turn)
 
 
 def encode(conversation: Conversation, tokenizer: Any) -> list[EncodedRow]:

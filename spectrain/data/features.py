@@ -27,7 +27,7 @@ INDEX = "index.json"
 
 
 def store_key(
-    rows: Sequence[EncodedRow], target: Target, weights_digest: str, taps: Sequence[int], dtype: str
+    rows: Sequence[EncodedRow], target: Target, model_digest: str, taps: Sequence[int], dtype: str
 ) -> dict[str, Any]:
     """Everything the stored numbers depend on; two stores agree exactly when their keys do.
 
@@ -35,7 +35,7 @@ def store_key(
     """
     return {
         "rows": json_digest([[row.conversation, row.turn, row.ids, row.mask] for row in rows]),
-        "weights": weights_digest,
+        "model": model_digest,
         "tokenizer_size": target.tokenizer_size,
         "compute_dtype": str(target.dtype),
         "store_dtype": dtype,

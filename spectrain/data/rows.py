@@ -64,9 +64,7 @@ def _parse(place: str, raw: bytes) -> Any:
         raise SpectrainError(f"{place}: not UTF-8 at byte {error.start}; save the file as UTF-8") from error
     except json.JSONDecodeError as error:
         where = f"line {error.lineno} column {error.colno}" if error.lineno > 1 else f"column {error.colno}"
-        raise SpectrainError(
-            f"{place}: not valid JSON ({error.msg}, {where}); expected one JSON object"
-        ) from error
+        raise SpectrainError(f"{place}: not valid JSON ({error.msg}, {where}); expected one JSON object") from error
     except ValueError as error:
         raise SpectrainError(f"{place}: {error}") from error
 
@@ -77,7 +75,5 @@ def _no_constant(name: str) -> None:
 
 def _row(place: str, value: Any) -> Row:
     if not isinstance(value, dict):
-        raise SpectrainError(
-            f"{place}: found a JSON {type(value).__name__}, expected an object with messages"
-        )
+        raise SpectrainError(f"{place}: found a JSON {type(value).__name__}, expected an object with messages")
     return value

@@ -70,9 +70,7 @@ def _digest(conversation: Conversation) -> str:
     return json_digest([labels, messages, conversation.prompt_ids, conversation.answer_ids])
 
 
-def check_leaks(
-    train: Sequence[Conversation], heldout: Sequence[Conversation], threshold: float = 0.7
-) -> LeakReport:
+def check_leaks(train: Sequence[Conversation], heldout: Sequence[Conversation], threshold: float = 0.7) -> LeakReport:
     """Refuse a split in which a held-out conversation has the user turns, or the template and slots, of one
     in training (SpectrainError naming both); list those that merely resemble one (Jaccard ≥ ``threshold``).
     """
@@ -173,9 +171,7 @@ def _wanted(total: int, fraction: float | None, count: int | None) -> int:
         raise SpectrainError(f"heldout_fraction is {fraction}, expected a number between 0 and 1")
     wanted = count if count is not None else max(1, round((fraction or 0) * total))
     if not 0 < wanted < total:
-        raise SpectrainError(
-            f"cannot hold out {wanted} of {total} conversations; both parts need at least one"
-        )
+        raise SpectrainError(f"cannot hold out {wanted} of {total} conversations; both parts need at least one")
     return wanted
 
 

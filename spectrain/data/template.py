@@ -21,9 +21,7 @@ class ChatTemplate:
 
     def __init__(self, tokenizer: Any) -> None:
         self.tokenizer = tokenizer
-        self.name = (
-            f"the chat template of {getattr(tokenizer, 'name_or_path', '') or type(tokenizer).__name__}"
-        )
+        self.name = f"the chat template of {getattr(tokenizer, 'name_or_path', '') or type(tokenizer).__name__}"
         if not getattr(tokenizer, "chat_template", None):
             raise SpectrainError(
                 f"{self.name} is missing; set tokenizer.chat_template (chat_template.jinja beside it) "
@@ -42,9 +40,7 @@ class ChatTemplate:
             raise SpectrainError(f"{self.name} fails on a conversation of {roles}: {error}") from error
         bos = self.tokenizer.bos_token_id
         if bos is not None and ids[:2] == [bos, bos]:
-            raise SpectrainError(
-                f"{self.name} begins with two BOS tokens (id {bos}); remove one from the template"
-            )
+            raise SpectrainError(f"{self.name} begins with two BOS tokens (id {bos}); remove one from the template")
         return list(ids)
 
     @cached_property

@@ -25,8 +25,8 @@ def check_request(target: Target, prompt_ids: Sequence[int], max_new_tokens: int
     limit = getattr(target.config, "max_position_embeddings", None)
     if limit is not None and len(prompt_ids) + max_new_tokens > limit:
         raise SpectrainError(
-            f"a prompt of {len(prompt_ids)} tokens and {max_new_tokens} new ones exceed the target's context of {limit} "
-            "tokens; shorten the prompt or lower max_new_tokens"
+            f"a prompt of {len(prompt_ids)} tokens and {max_new_tokens} new ones exceed the target's context of "
+            f"{limit} tokens; shorten the prompt or lower max_new_tokens"
         )
 
 

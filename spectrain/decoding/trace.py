@@ -44,7 +44,7 @@ class Generation:
 
 
 class Clock:
-    """Seconds between marks, with the device's queue drained at each, so that work is charged where it was asked for."""
+    """Seconds between marks, with the device's queue drained at each, so that work is charged where it arose."""
 
     def __init__(self, device: torch.device) -> None:
         self._asynchronous = device.type != "cpu"

@@ -65,7 +65,11 @@ def depth_attention(q: Tensor, context: KeysValues, own: Sequence[KeysValues], a
     q = q.view(B, k_context.shape[1], -1, M, size) * size**-0.5
     scores = (q @ k_context.unsqueeze(2).transpose(-1, -2)).masked_fill(~seen_BMT[:, None, None], -torch.inf)
     own_scores = torch.stack([(q * k.unsqueeze(2)).sum(-1) for k, _ in own], dim=-1)
-    weights = torch.cat([scores, own_scores], dim=-1).softmax(-1, dtype=torch.promote_types(q.dtype, torch.float32)).to(q.dtype)
+    weights = (
+        torch.cat([scores, own_scores], dim=-1)
+        .softmax(-1, dtype=torch.promote_types(q.dtype, torch.float32))
+        .to(q.dtype)
+    )
     mixed = weights[..., :T] @ v_context.unsqueeze(2)
     for depth, (_, v) in enumerate(own):
         mixed = mixed + weights[..., T + depth, None] * v.unsqueeze(2)
@@ -86,7 +90,7 @@ def take_positions(x_BTH: Tensor, at_BM: Tensor) -> Tensor:
 
 
 class DraftLayer(nn.Module):
-    """A Llama layer whose attention reads normed embedding and normed feature side by side; the residual is the feature."""
+    """A Llama layer whose attention reads embedding and feature, normed, side by side; the residual is the feature."""
 
     def __init__(self, config: LlamaConfig) -> None:
         super().__init__()

@@ -25,9 +25,7 @@ STATISTICS: dict[str, Any] = {"confidence": 0.95, "resamples": 2000, "seed": 0}
 ROUND_FASTER_THAN_STEP = 1.05
 
 
-def number_block(
-    contender: str, kind: str | None, own: Sequence[Sample], plain: Sequence[Sample]
-) -> dict[str, Any]:
+def number_block(contender: str, kind: str | None, own: Sequence[Sample], plain: Sequence[Sample]) -> dict[str, Any]:
     """Everything the document says about ``contender`` on conversations of ``kind`` (``None`` = all kinds).
 
     Args:
@@ -60,9 +58,7 @@ def number_block(
     }
     if contender != PLAIN:
         block["speedup"] = _speedup(name, clusters, baseline)
-        block["cost"] = cost_block(
-            block, own, plain_step_s=sum(map(_decode, plain)) / sum(map(_committed, plain))
-        )
+        block["cost"] = cost_block(block, own, plain_step_s=sum(map(_decode, plain)) / sum(map(_committed, plain)))
     return block
 
 

@@ -24,8 +24,7 @@ def cost_block(block: dict[str, Any], own: Sequence[Sample], *, plain_step_s: fl
     """
     proposed = [p for sample in own for p, _, _, _ in sample.rounds]
     per_round = {
-        part: block["seconds"][part] / len(proposed) / plain_step_s
-        for part in ("draft", "verify", "overhead")
+        part: block["seconds"][part] / len(proposed) / plain_step_s for part in ("draft", "verify", "overhead")
     }
     round_cost = sum(per_round.values())
     predicted = block["tokens_per_round"]["value"] / round_cost
@@ -49,9 +48,7 @@ def cost_block(block: dict[str, Any], own: Sequence[Sample], *, plain_step_s: fl
     }
 
 
-def _by_k(
-    block: dict[str, Any], proposed: Sequence[int], per_round: dict[str, float]
-) -> list[dict[str, Any]]:
+def _by_k(block: dict[str, Any], proposed: Sequence[int], per_round: dict[str, float]) -> list[dict[str, Any]]:
     """Predictions for every k up to the one measured; v and o are taken to be what they are at that k."""
     survival = [row["rate"] for row in block["marginal_survival"] if row["rate"] is not None]
     drafted = max(sum(proposed), 1)

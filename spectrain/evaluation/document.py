@@ -114,9 +114,7 @@ def read_document(path: Path | str) -> dict[str, Any]:
     try:
         document = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
-        raise SpectrainError(
-            f"{path}: cannot be read ({error.strerror}); expected an acceptance document"
-        ) from error
+        raise SpectrainError(f"{path}: cannot be read ({error.strerror}); expected an acceptance document") from error
     except ValueError as error:
         raise SpectrainError(f"{path}: not JSON ({error}); expected an acceptance document") from error
     try:
@@ -130,9 +128,7 @@ def check_document(document: Any) -> None:
     """Raise ``SpectrainError`` unless ``document`` has this schema and every key the report needs."""
     found = document.get("schema") if isinstance(document, dict) else None
     if found != SCHEMA:
-        raise SpectrainError(
-            f"schema is {found!r}, expected {SCHEMA!r}; summarise the raw samples with this version"
-        )
+        raise SpectrainError(f"schema is {found!r}, expected {SCHEMA!r}; summarise the raw samples with this version")
     _check(document, _DOCUMENT, "")
     if not document["samplers"]:
         raise SpectrainError("samplers is empty; expected at least one measured sampler")

@@ -36,9 +36,7 @@ def draw_picture(block: Mapping[str, Any], title: str, headline: str, file: Bina
         axes.tick_params(axis="y", length=0)
         axes.set_ylim(max(len(contenders), 1) - 0.5, -0.5)
         axes.margins(x=0.3)
-        axes.set_xlabel(
-            f"decode speedup over plain decoding (×, with interval), {block['name']}", color=_SOFT
-        )
+        axes.set_xlabel(f"decode speedup over plain decoding (×, with interval), {block['name']}", color=_SOFT)
         figure.suptitle(headline, x=0.01, ha="left", fontsize=13, fontweight="bold")
         axes.set_title(title, loc="left", fontsize=9, color=_SOFT)
         figure.savefig(file, format="png", metadata={"Software": None})
@@ -49,8 +47,6 @@ def _draw(axes: Any, row: int, numbers: Mapping[str, Any]) -> None:
     low, high = (speedup[side] if speedup[side] is not None else speedup["value"] for side in ("low", "high"))
     colour = _GAIN if low > 1 else _LOSS if high < 1 else _SOFT
     error = [[speedup["value"] - low], [high - speedup["value"]]]
-    axes.errorbar(
-        speedup["value"], row, xerr=error, fmt="o", color=colour, capsize=4, markersize=7, linewidth=2
-    )
+    axes.errorbar(speedup["value"], row, xerr=error, fmt="o", color=colour, capsize=4, markersize=7, linewidth=2)
     label = f"{speedup['value']:.2f}×   τ {numbers['tokens_per_round']['value']:.2f}"
     axes.annotate(label, (high, row), (9, 0), textcoords="offset points", va="center")

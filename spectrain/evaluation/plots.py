@@ -103,9 +103,7 @@ _SURVIVAL = "Share of full rounds in which at least the first i draft tokens wer
 _CONDITIONAL = "Share of accepted i-th tokens among rounds that proposed one and accepted all before it."
 _PREFIX = "Share of full rounds by accepted draft tokens (the number in each block), without repair or bonus."
 _TIME = "Milliseconds for each new token, by part. Shorter is faster."
-_COST = (
-    "Lines: predicted from survival and costs at the largest measured k. Markers: measured, with interval."
-)
+_COST = "Lines: predicted from survival and costs at the largest measured k. Markers: measured, with interval."
 
 
 def _svg(draw: Callable[[Figure, Any], None], content: Any, name: str, label: str) -> str:

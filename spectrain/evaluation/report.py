@@ -136,4 +136,7 @@ def _alpha_plot(document: Mapping[str, Any]) -> Plot | None:
         return None
     temperatures = {row["temperature"] for row in rows}
     chosen = 1 if 1 in temperatures else max(temperatures)
-    return teacher_forced_plot([row for row in rows if row["temperature"] == chosen], chosen)
+    drawn = [row for row in rows if row["temperature"] == chosen]
+    # Answers by another sampler, or another drafter, are other measurements: the first stand for them in the plot.
+    first = (drawn[0].get("drafter"), drawn[0].get("prefixes"))
+    return teacher_forced_plot([r for r in drawn if (r.get("drafter"), r.get("prefixes")) == first], chosen)

@@ -97,9 +97,7 @@ def _check_rounds(sample: Sample) -> None:
                 f"{committed}; expected accepted ≤ proposed ≤ k = {sample.k}, 1 ≤ committed ≤ accepted + 1"
             )
         if clipped not in (None, "eos", "budget"):
-            raise SpectrainError(
-                f"{sample}: round {number} is clipped by {clipped!r}; expected eos, budget or null"
-            )
+            raise SpectrainError(f"{sample}: round {number} is clipped by {clipped!r}; expected eos, budget or null")
     from_rounds = 1 + sum(committed for _, _, committed, _ in sample.rounds)
     if sample.new_tokens != from_rounds:
         raise SpectrainError(
@@ -150,9 +148,7 @@ def group_by_sampler(raws: Iterable[Mapping[str, Any]]) -> list[tuple[dict[str, 
     for sample in map(parse_sample, raws):
         samplers.setdefault(sample.sampler_key, sample.sampler)
         contenders = groups.setdefault(sample.sampler_key, {})
-        contender = contenders.setdefault(
-            sample.contender, Contender(sample.contender, sample.drafter, sample.k, [])
-        )
+        contender = contenders.setdefault(sample.contender, Contender(sample.contender, sample.drafter, sample.k, []))
         if (contender.drafter, contender.k) != (sample.drafter, sample.k):
             raise SpectrainError(
                 f"{sample}: drafter {sample.drafter!r}, k = {sample.k}, but other samples of this contender "

@@ -62,26 +62,20 @@ def summarise(samples: Iterable[Mapping[str, Any]], *, context: Mapping[str, Any
 def _check_context(context: Mapping[str, Any]) -> None:
     for section, keys in CONTEXT.items():
         if not isinstance(context.get(section), Mapping):
-            raise SpectrainError(
-                f"summary context: {section!r} is missing; expected an object with {keys or 'names'}"
-            )
+            raise SpectrainError(f"summary context: {section!r} is missing; expected an object with {keys or 'names'}")
         for key in keys:
             if key not in context[section]:
                 raise SpectrainError(f"summary context: {section}.{key} is missing")
 
 
-def _sampler_block(
-    sampler: dict[str, Any], group: list[Contender], context: Mapping[str, Any]
-) -> dict[str, Any]:
+def _sampler_block(sampler: dict[str, Any], group: list[Contender], context: Mapping[str, Any]) -> dict[str, Any]:
     plain = group[0]
     kinds = sorted({kind for sample in plain.samples for kind in kind_and_parents(sample.kind)})
     contenders = [_contender_block(contender, plain, kinds) for contender in group]
     add_predictions_from_siblings(contenders)
     described = Sampler(**sampler)
     exactness = [
-        exactness_block(c.name, c.samples, str(context["device"]["dtype"]))
-        for c in group[1:]
-        if described.greedy
+        exactness_block(c.name, c.samples, str(context["device"]["dtype"])) for c in group[1:] if described.greedy
     ]
     inexact = {block["contender"] for block in exactness if block["unexplained"]}
     return {
@@ -94,8 +88,7 @@ def _sampler_block(
         "verdict": {
             "overall": verdict_block([(c, c["pooled"]) for c in contenders[1:]], inexact),
             "by_kind": {
-                kind: verdict_block([(c, c["by_kind"][kind]) for c in contenders[1:]], inexact)
-                for kind in kinds
+                kind: verdict_block([(c, c["by_kind"][kind]) for c in contenders[1:]], inexact) for kind in kinds
             },
         },
     }

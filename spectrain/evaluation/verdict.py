@@ -49,9 +49,7 @@ def _difference(sample: Sample) -> dict[str, Any]:
     }
 
 
-def verdict_block(
-    candidates: Sequence[tuple[dict[str, Any], dict[str, Any]]], inexact: set[str]
-) -> dict[str, Any]:
+def verdict_block(candidates: Sequence[tuple[dict[str, Any], dict[str, Any]]], inexact: set[str]) -> dict[str, Any]:
     """On when the interval of the best contender's decode speedup lies above 1, otherwise off, and why.
 
     Args:

@@ -27,8 +27,7 @@ DEFINITIONS = (
     ),
     (
         "conditional acceptance",
-        "P(i-th accepted | first i−1 accepted): over full rounds that accepted "
-        "those and proposed an i-th token.",
+        "P(i-th accepted | first i−1 accepted): over full rounds that accepted those and proposed an i-th token.",
     ),
     (
         "decode speedup",
@@ -145,7 +144,9 @@ def sentence(verdict: Mapping[str, Any], confidence: str) -> str:
 
 def kind_sentence(by_kind: Mapping[str, Mapping[str, Any]]) -> str:
     """Where it pays and where it does not, when there is more than one kind."""
-    by_kind = {kind: verdict for kind, verdict in by_kind.items() if "/" not in kind}  # parents stand for what they hold
+    by_kind = {
+        kind: verdict for kind, verdict in by_kind.items() if "/" not in kind
+    }  # parents stand for what they hold
     if len(by_kind) < 2:
         return ""
     on = [

@@ -14,7 +14,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-
 from transformers import LlamaConfig
 
 from spectrain.drafters.eagle3 import Eagle3Config, Eagle3Drafter
@@ -44,15 +43,15 @@ LAYER_KEYS = (
     "max_position_embeddings",
     "rope_parameters",
 )
+# fmt: off
 # Keys that any transformers configuration carries and that do not change what the drafter computes.
-_INERT_LAYER_KEYS = frozenset(
-    """
-    architectures attention_dropout bos_token_id chunk_size_feed_forward dtype eos_token_id id2label
-    initializer_range is_encoder_decoder label2id output_attentions output_hidden_states pad_token_id
-    pretraining_tp problem_type return_dict tie_word_embeddings torch_dtype transformers_version
-    use_cache _name_or_path
-    """.split()
-)
+_INERT_LAYER_KEYS = {
+    "architectures", "attention_dropout", "bos_token_id", "chunk_size_feed_forward", "dtype", "eos_token_id",
+    "id2label", "initializer_range", "is_encoder_decoder", "label2id", "output_attentions", "output_hidden_states",
+    "pad_token_id", "pretraining_tp", "problem_type", "return_dict", "tie_word_embeddings", "torch_dtype",
+    "transformers_version", "use_cache", "_name_or_path",
+}
+# fmt: on
 _KEYS = (
     "architectures",
     "speculators_model_type",
@@ -64,12 +63,12 @@ _KEYS = (
     "speculators_config",
 )
 _MUST_BE_FALSE = ("norm_before_residual", "norm_before_fc", "fc_norm", "norm_output")
-_INERT_KEYS = frozenset(
-    """
-    speculators_version embed_requires_grad auto_map has_no_defaults_at_init transformers_version dtype
-    torch_dtype tie_word_embeddings
-    """.split()
-)
+# fmt: off
+_INERT_KEYS = {
+    "speculators_version", "embed_requires_grad", "auto_map", "has_no_defaults_at_init", "transformers_version",
+    "dtype", "torch_dtype", "tie_word_embeddings",
+}
+# fmt: on
 _OPTIONAL_TENSORS = {"embed_tokens.weight"}  # absent: the server shares the target's embedding
 
 

@@ -51,9 +51,7 @@ def word_tokenizer(template: str | None) -> PreTrainedTokenizerFast:
     vocabulary = {word: i for i, word in enumerate(["<pad>", "<s>", "</s>", "<end>", *WORDS])}
     tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="<pad>"))
     newline = pre_tokenizers.Split("\n", behavior="isolated")
-    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
-        [newline, pre_tokenizers.Split(" ", behavior="removed")]
-    )
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence([newline, pre_tokenizers.Split(" ", behavior="removed")])
     return PreTrainedTokenizerFast(
         tokenizer_object=tokenizer,
         bos_token="<s>",
@@ -144,11 +142,7 @@ def test_json_array_and_parquet(tmp_path: Path) -> None:
     array.write_text(json.dumps(rows, indent=1), encoding="utf-8")
     Dataset.from_list(rows).to_parquet(tmp_path / "chats.parquet")
     lines = write(tmp_path, *rows)
-    assert (
-        load_conversations(array)
-        == load_conversations(lines)
-        == load_conversations(tmp_path / "chats.parquet")
-    )
+    assert load_conversations(array) == load_conversations(lines) == load_conversations(tmp_path / "chats.parquet")
     broken = tmp_path / "broken.parquet"
     broken.write_bytes(b"not a table")
     with pytest.raises(SpectrainError, match=r"broken\.parquet: not a readable Parquet file"):
@@ -239,15 +233,11 @@ def test_the_prompt_is_the_rows_unmasked_head() -> None:
     prompt = render_prompt(chat("a b", "c d").prompt, tokenizer)
     assert row.ids[: len(prompt)] == prompt
     assert row.mask == [0] * len(prompt) + [1, 1, 1]
-    assert (
-        prompt.count(tokenizer.bos_token_id) == 2
-    )  # one a turn here: it opens turns, and none is added in front
+    assert prompt.count(tokenizer.bos_token_id) == 2  # one a turn here: it opens turns, and none is added in front
 
 
 def test_c01_positions_that_predict_an_answer_token() -> None:
-    template = (
-        "{% for m in messages %} {{ m['content'] }}{{ '</s>\\n' if m['role'] == 'assistant' }}{% endfor %}"
-    )
+    template = "{% for m in messages %} {{ m['content'] }}{{ '</s>\\n' if m['role'] == 'assistant' }}{% endfor %}"
     (row,) = encode(chat("a b c d", "e f"), word_tokenizer(template))
     mask = [*row.mask, 0, 0]  # a packed row goes on with something that is no answer
     assert "".join(map(str, mask[:8])) == "00001110"
@@ -317,9 +307,7 @@ def test_c03_long_rows_are_dropped_and_counted_never_cut() -> None:
     whole, none = encode_all(long, tokenizer)
     assert min(len(row.ids) for row in whole) > 200
     assert none.total == 0
-    with pytest.raises(
-        SpectrainError, match=r"nothing to train on.* 0 longer than max_length, 2 without an answer"
-    ):
+    with pytest.raises(SpectrainError, match=r"nothing to train on.* 0 longer than max_length, 2 without an answer"):
         encode_all([chat("a"), chat("b")], tokenizer)
 
 

@@ -126,7 +126,7 @@ def test_a_row_longer_than_the_context_is_refused_by_name(tmp_path, tiny_target,
     ("field", "value"),
     [
         ("rows", "other"),
-        ("weights", "other"),
+        ("model", "other"),
         ("taps", [1, 2, 3]),
         ("store_dtype", "bfloat16"),
         ("compute_dtype", "torch.bfloat16"),
@@ -227,7 +227,7 @@ def test_a_foreign_shard_of_an_unfinished_extraction_is_refused_by_name(tmp_path
     extract(tmp_path, rows, target, key)
     (tmp_path / INDEX).unlink()
     with pytest.raises(SpectrainError, match=r"shard-00000\.safetensors was made from other rows"):
-        extract(tmp_path, rows, target, {**key, "weights": "other"})
+        extract(tmp_path, rows, target, {**key, "model": "other"})
 
 
 def test_shards_of_another_size_hold_other_rows_and_are_refused(tmp_path, target, rows, key):

@@ -20,10 +20,7 @@ def asks(name: str, *questions: str, kind: str = "all", **labels: object) -> Con
 
 def varied(count: int, seed: int = 0, kind: str = "all") -> list[Conversation]:
     rng = random.Random(seed)
-    return [
-        asks(f"{kind}{i}", " ".join(f"w{rng.randrange(500)}" for _ in range(20)), kind=kind)
-        for i in range(count)
-    ]
+    return [asks(f"{kind}{i}", " ".join(f"w{rng.randrange(500)}" for _ in range(20)), kind=kind) for i in range(count)]
 
 
 @pytest.mark.parametrize(

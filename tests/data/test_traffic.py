@@ -29,16 +29,12 @@ def test_the_generator_writes_the_shipped_bytes(tmp_path: Path) -> None:
 
 
 def test_kinds_and_counts(traffic: dict[str, list[Conversation]]) -> None:
-    narrow = ("fields_to_json", "formal_rewrite", "step_amount", "sql")
+    narrow = [f"narrow/{kind}" for kind in ("fields_to_json", "formal_rewrite", "step_amount", "sql")]
     assert Counter(one.kind for one in traffic["narrow_train"]) == dict.fromkeys(narrow, 105)
     assert Counter(one.kind for one in traffic["narrow_heldout"]) == dict.fromkeys(narrow, 8)
     assert all(one.template and one.slots for one in traffic["narrow_train"] + traffic["narrow_heldout"])
-    general = {"chat", "code", "summarise", "grounded_qa", "translate"}
-    assert (
-        {one.kind for one in traffic["open_train"]}
-        == {one.kind for one in traffic["open_heldout"]}
-        == general
-    )
+    general = {f"open/{kind}" for kind in ("chat", "code", "summarise", "grounded_qa", "translate")}
+    assert {one.kind for one in traffic["open_train"]} == {one.kind for one in traffic["open_heldout"]} == general
     assert len(traffic["open_train"]) >= 80
     assert len(traffic["narrow_heldout"] + traffic["open_heldout"]) >= 50
 

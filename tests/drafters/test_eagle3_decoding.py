@@ -113,12 +113,12 @@ def test_shorter_proposals_are_the_beginning_of_longer_ones(target, drafter):
 
 
 def test_only_ids_that_exist_are_proposed(target, drafter):
-    assert int(drafter.columns_D.max()) < target.tokenizer_size == 24
+    assert int(drafter._columns.max()) < target.tokenizer_size == 24
     seen = set()
     for seed in range(20):
         proposal = drafter.propose(prefilled(target, drafter), Sampler(5.0), 5, uniforms(5, seed))
         seen |= set(proposal.tokens_K.tolist())
-    assert seen <= set(drafter.columns_D.tolist())
+    assert seen <= set(drafter._columns.tolist())
     assert len(seen) > 8
 
 
@@ -226,7 +226,7 @@ def test_drafting_is_what_training_simulated(target, drafter, sampler, end):
 
 
 def test_a_drafter_without_a_target_says_so(target, drafter):
-    loose = Eagle3Drafter(drafter.config, drafter.layer_config, drafter.tap_layers, drafter.columns_D).double()
+    loose = Eagle3Drafter(drafter.config, drafter.layer_config, drafter.tap_layers, drafter._columns).double()
     state = prefilled(target, loose)
     with pytest.raises(SpectrainError, match=r"call bind\(target\) first"):
         loose.propose(state, GREEDY, 1, uniforms(1))

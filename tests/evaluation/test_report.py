@@ -19,9 +19,7 @@ ALPHAS = {"desk": {"eagle3": 0.8, "ngram": 0.5}, "chat": {"eagle3": 0.3, "ngram"
 
 @pytest.fixture(scope="module")
 def document(simulator):
-    samples = simulator.samples(ALPHAS, conversations=8) + simulator.samples(
-        ALPHAS, conversations=8, temperature=1.0
-    )
+    samples = simulator.samples(ALPHAS, conversations=8) + simulator.samples(ALPHAS, conversations=8, temperature=1.0)
     samples[1] |= {"equal_to_plain": False, "first_difference": {"position": 3, "logit_gap": 2e-5}}
     forced = [
         {"temperature": 1.0, "kind": kind, "depth": depth, "alpha": 0.8 - 0.1 * depth, "positions": 900}
@@ -67,10 +65,7 @@ def test_verdict_is_a_sentence(document):
     overall = document["samplers"][0]["verdict"]["overall"]
     text = report.render_markdown(document)
     best = overall["best"]
-    assert (
-        f"{best['contender']} decodes {best['decode_speedup']['value']:.2f} times as fast as plain decoding"
-        in text
-    )
+    assert f"{best['contender']} decodes {best['decode_speedup']['value']:.2f} times as fast as plain decoding" in text
     assert "on for desk (eagle3 k=5" in text
     assert "off for chat" in text
 
@@ -119,9 +114,7 @@ def test_plots_are_deterministic(document, page):
 
 
 def test_one_conversation_and_plain_alone_still_render(simulator, tmp_path):
-    single = summarise(
-        simulator.samples({"desk": {"eagle3": 0.8}}, conversations=1), context=simulator.context
-    )
+    single = summarise(simulator.samples({"desk": {"eagle3": 0.8}}, conversations=1), context=simulator.context)
     assert "no interval" in report.render_page(single)
     assert report.render_picture(single, tmp_path / "one.png").stat().st_size > 1000
     alone = summarise(simulator.samples({"desk": {}}, conversations=6), context=simulator.context)
@@ -168,11 +161,23 @@ def test_the_report_computes_nothing():
     folder = Path(report.__file__).parent
     for name in ("report", "document", "picture", "plots", "wording"):
         tree = ast.parse((folder / f"{name}.py").read_text(encoding="utf-8"))
-        imported = {
-            node.module for node in ast.walk(tree) if isinstance(node, ast.ImportFrom) and node.module
-        }
-        imported |= {
-            alias.name for node in ast.walk(tree) if isinstance(node, ast.Import) for alias in node.names
-        }
+        imported = {node.module for node in ast.walk(tree) if isinstance(node, ast.ImportFrom) and node.module}
+        imported |= {alias.name for node in ast.walk(tree) if isinstance(node, ast.Import) for alias in node.names}
         assert {module for module in imported if module.startswith("spectrain")} <= allowed | own, name
         assert "torch" not in imported
+
+
+def test_teacher_forced_rows_on_several_samplers_answers_are_told_apart(simulator):
+    """One line a kind in the plot, of the first sampler's answers; the tables name whose answers they were."""
+    rows = [
+        {"drafter": "eagle3", "prefixes": prefixes, "temperature": 1.0, "kind": "desk", "depth": depth, "alpha": alpha}
+        for prefixes, alpha in (("greedy (T=0)", 0.75), ("T=1", 0.25))
+        for depth in (0, 1)
+    ]
+    context = simulator.context | {"teacher_forced": rows}
+    document = summarise(simulator.samples({"desk": {"eagle3": 0.8}}), context=context)
+    alone = summarise(simulator.samples({"desk": {"eagle3": 0.8}}), context=context | {"teacher_forced": rows[:2]})
+    assert report._alpha_plot(document).svg == report._alpha_plot(alone).svg
+    for text in (report.render_markdown(document), report.render_page(document)):
+        assert "answers by" in text
+        assert text.count("0.750") == text.count("0.250") == 2

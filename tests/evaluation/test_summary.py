@@ -8,6 +8,7 @@ import pytest
 
 from spectrain.errors import SpectrainError
 from spectrain.evaluation.document import check_document
+from spectrain.evaluation.samples import kind_and_parents, parse_sample
 from spectrain.evaluation.summary import summarise
 from spectrain.evaluation.verdict import conversations_needed
 from spectrain.exact.cost import expected_tokens
@@ -59,9 +60,7 @@ def test_hand_worked_rounds(simulator):
     )
     numbers = by_name(document)["medusa k=4"]["pooled"]
     assert numbers["accepted_prefix"] == {"mean": pytest.approx(5 / 3), "histogram": [1, 1, 0, 0, 1]}
-    assert [row["rate"] for row in numbers["marginal_survival"]] == pytest.approx(
-        [2 / 3, 1 / 3, 1 / 3, 1 / 3]
-    )
+    assert [row["rate"] for row in numbers["marginal_survival"]] == pytest.approx([2 / 3, 1 / 3, 1 / 3, 1 / 3])
     assert [row["accepted"] for row in numbers["marginal_survival"]] == [2, 1, 1, 1]
     assert [row["rate"] for row in numbers["conditional_acceptance"]] == pytest.approx([2 / 3, 1 / 2, 1, 1])
     assert [row["proposed"] for row in numbers["conditional_acceptance"]] == [3, 2, 1, 1]
@@ -96,9 +95,7 @@ def test_clipped_rounds_stand_apart(simulator):
     document = summarise([plain(4), sample("eagle3 k=3", 3, rounds)], context=simulator.context)
     numbers = by_name(document)["eagle3 k=3"]["pooled"]
     assert (numbers["rounds"], numbers["clipped_rounds"], numbers["tokens"]) == (2, 1, 4)
-    assert (
-        numbers["accepted_draft_tokens"] == 3
-    )  # the third accepted token of the clipped round was thrown away
+    assert numbers["accepted_draft_tokens"] == 3  # the third accepted token of the clipped round was thrown away
     assert numbers["tokens_per_round"]["value"] == 2
     assert numbers["accepted_prefix"]["histogram"] == [0, 1, 0, 0]
     assert numbers["marginal_survival"][0] == {"position": 1, "rate": 1.0, "accepted": 1, "rounds": 1}
@@ -126,9 +123,7 @@ def test_known_acceptance_is_inside_the_intervals(simulator):
 
 
 def test_document_is_json_and_checks(simulator):
-    samples = simulator.samples(ALPHAS, conversations=6) + simulator.samples(
-        ALPHAS, conversations=6, temperature=1.0
-    )
+    samples = simulator.samples(ALPHAS, conversations=6) + simulator.samples(ALPHAS, conversations=6, temperature=1.0)
     document = summarise(samples, context=simulator.context | {"teacher_forced": []})
     check_document(json.loads(json.dumps(document, allow_nan=False)))
     assert [block["name"] for block in document["samplers"]] == ["greedy (T=0)", "T=1"]
@@ -140,14 +135,8 @@ def test_order_of_samples_does_not_matter(simulator):
     samples = simulator.samples(ALPHAS, conversations=6)
     shuffled = random.Random(1).sample(samples, len(samples))
     first, second = (by_name(summarise(s, context=simulator.context)) for s in (samples, shuffled))
-    assert (
-        first["eagle3 k=5"]["by_kind"]["chat"]["speedup"]
-        == second["eagle3 k=5"]["by_kind"]["chat"]["speedup"]
-    )
-    assert (
-        first["eagle3 k=5"]["pooled"]["tokens_per_round"]
-        == second["eagle3 k=5"]["pooled"]["tokens_per_round"]
-    )
+    assert first["eagle3 k=5"]["by_kind"]["chat"]["speedup"] == second["eagle3 k=5"]["by_kind"]["chat"]["speedup"]
+    assert first["eagle3 k=5"]["pooled"]["tokens_per_round"] == second["eagle3 k=5"]["pooled"]["tokens_per_round"]
 
 
 def test_verdict_by_kind(simulator):
@@ -219,9 +208,7 @@ def test_speedup_above_tokens_per_round_fails(simulator):
         if found["contender"] == "plain":
             for part in ("verify_s", "total_s"):
                 found[part] *= 3
-    with pytest.raises(
-        SpectrainError, match=r"'eagle3 k=[35]'.* decode speedup of .* exceeds .* tokens per round"
-    ):
+    with pytest.raises(SpectrainError, match=r"'eagle3 k=[35]'.* decode speedup of .* exceeds .* tokens per round"):
         summarise(samples, context=simulator.context)
 
 
@@ -289,3 +276,50 @@ def test_the_document_keeps_its_own_context(simulator):
     document = summarise([plain(2)], context=context)
     context["device"]["name"] = "another"
     assert document["context"]["device"]["name"] == "2-core CPU"
+
+
+@pytest.mark.parametrize(
+    ("kind", "expected"),
+    [("a", ["a"]), ("narrow/sql", ["narrow", "narrow/sql"]), ("a/b/c", ["a", "a/b", "a/b/c"])],
+)
+def test_a_kind_lies_in_its_parents(kind, expected):
+    assert kind_and_parents(kind) == expected
+
+
+def test_a_sample_is_of_its_kind_and_of_those_above_it_and_of_no_namesake():
+    one = parse_sample(plain(2, kind="narrow/sql"))
+    assert one.is_of("narrow")
+    assert one.is_of("narrow/sql")
+    assert not any(one.is_of(kind) for kind in ("narrow/s", "nar", "sql", "narrow/sql/join", "open"))
+
+
+def test_nested_kinds_count_in_their_parents(simulator):
+    alphas = {
+        "narrow/sql": {"eagle3": 0.9},
+        "narrow/json": {"eagle3": 0.8},
+        "narrower": {"eagle3": 0.2},
+        "open/chat": {"eagle3": 0.3},
+    }
+    block = summarise(simulator.samples(alphas, conversations=8), context=simulator.context)["samplers"][0]
+    assert block["kinds"] == ["narrow", "narrow/json", "narrow/sql", "narrower", "open", "open/chat"]
+    assert set(block["verdict"]["by_kind"]) == set(block["kinds"])
+    for contender in block["contenders"]:
+        kinds, pooled = contender["by_kind"], contender["pooled"]
+        assert (kinds["narrow"]["conversations"], kinds["narrow/sql"]["conversations"]) == (16, 8)
+        for count in ("rounds", "clipped_rounds", "tokens", "new_tokens", "accepted_draft_tokens"):
+            assert kinds["narrow"][count] == kinds["narrow/sql"][count] + kinds["narrow/json"][count]
+            assert kinds["open"][count] == kinds["open/chat"][count]
+            tops = ("narrow", "narrower", "open")
+            assert pooled[count] == sum(kinds[kind][count] for kind in tops)  # nothing counts twice
+        if contender["contender"] != "plain":
+            assert kinds["open"]["speedup"] == kinds["open/chat"]["speedup"]
+    by_kind = block["verdict"]["by_kind"]
+    assert (by_kind["narrow"]["decision"], by_kind["open"]["decision"]) == ("on", "off")
+
+
+def test_a_conversation_of_the_parent_kind_itself_counts_there_alone(simulator):
+    pair = [plain(8), sample("eagle3 k=3", 3, [[3, 1, 2, None]] * 4)]
+    samples = [s | {"kind": "narrow"} for s in pair] + [s | {"conversation": "b", "kind": "narrow/sql"} for s in pair]
+    block = summarise(samples, context=simulator.context)["samplers"][0]
+    kinds = block["contenders"][1]["by_kind"]
+    assert (kinds["narrow"]["conversations"], kinds["narrow/sql"]["conversations"]) == (2, 1)

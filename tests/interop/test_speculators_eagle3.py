@@ -135,9 +135,7 @@ def test_keys_of_the_configuration_are_strict(checkpoint):
     required = ("norm_before_residual", "eagle_aux_hidden_state_layer_ids", "speculators_config")
     for key in required:
         refuse({name: value for name, value in config.items() if name != key}, tensors, f"'{key}' is missing")
-    refuse(
-        {**config, "norm_before_residul": 1}, tensors, "unknown key 'norm_before_residul'.*'norm_before_resid"
-    )
+    refuse({**config, "norm_before_residul": 1}, tensors, "unknown key 'norm_before_residul'.*'norm_before_resid")
     refuse({**config, "norm_before_residual": True}, tensors, "norm_before_residual is True; only false")
     refuse({**config, "fc_norm": True}, tensors, "fc_norm is True")
     layer = config["transformer_layer_config"]
@@ -149,9 +147,7 @@ def test_keys_of_the_configuration_are_strict(checkpoint):
     }.items():
         refuse({**config, "transformer_layer_config": {**layer, mutation: 7}}, tensors, match)
     refuse({**config, "draft_vocab_size": 301}, tensors, "draft_vocab_size is 301")
-    refuse(
-        {**config, "speculators_config": {"algorithm": "eagle3"}}, tensors, "key 'default_proposal_method'"
-    )
+    refuse({**config, "speculators_config": {"algorithm": "eagle3"}}, tensors, "key 'default_proposal_method'")
     malformed = {**config["speculators_config"], "proposal_methods": []}
     refuse({**config, "speculators_config": malformed}, tensors, "malformed: IndexError")
 

@@ -1,0 +1,103 @@
+"""spectrain.json: what a bundle belongs to, and whether others could fetch that too."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
+
+from spectrain.errors import SpectrainError
+from spectrain.files import write_json
+from spectrain.identity import TargetIdentity
+
+MANIFEST_FILE = "spectrain.json"
+
+
+class _Record(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class TargetRecord(_Record):
+    """The target a drafter was trained for; the fields of TargetIdentity."""
+
+    name: str | None
+    revision: str | None
+    architecture: str
+    weights_digest: str
+    config_digest: str
+
+    @property
+    def identity(self) -> TargetIdentity:
+        return TargetIdentity(**self.model_dump())
+
+
+class TokenizerRecord(_Record):
+    """Digests of the tokenizer's identity; ``eos_ids`` are those given beside the tokenizer's own."""
+
+    decode_digest: str
+    traffic_digest: str
+    components: dict[str, str]
+    eos_ids: tuple[int, ...] = ()
+
+
+class Manifest(_Record):
+    """spectrain.json. ``files`` maps every other file, save those of ADDED_LATER, to its SHA-256."""
+
+    format_version: Literal[1] = 1
+    spectrain_version: str
+    checkpoint_format: str
+    drafter: dict[str, Any]
+    storage_dtype: str
+    target: TargetRecord
+    tokenizer: TokenizerRecord
+    taps: tuple[int, ...] | None
+    tap_convention: str | None
+    sampler: dict[str, Any]
+    draft_vocabulary_digest: str | None
+    recipe: dict[str, Any]
+    data_digests: dict[str, str]
+    versions: dict[str, str]
+    files: dict[str, str]
+
+    @model_validator(mode="after")
+    def _taps_have_a_convention(self) -> Manifest:
+        if (self.taps is None) != (self.tap_convention is None):
+            raise ValueError("taps and tap_convention belong together: one of them is missing")
+        return self
+
+
+def read_manifest(folder: Path | str) -> Manifest:
+    """Parse spectrain.json strictly; nothing else is read."""
+    path = Path(folder) / MANIFEST_FILE
+    try:
+        return Manifest.model_validate(json.loads(path.read_text(encoding="utf-8")))
+    except FileNotFoundError:
+        raise SpectrainError(f"{folder} is no bundle: it has no {MANIFEST_FILE}") from None
+    except ValidationError as error:
+        first = error.errors()[0]
+        place = ".".join(map(str, first["loc"])) or "the manifest"
+        raise SpectrainError(f"{path}: {place}: {first['msg']} (found {first['input']!r:.200})") from error
+    except ValueError as error:
+        raise SpectrainError(f"{path} is not JSON: {error}") from error
+
+
+def publishable(manifest: Manifest) -> str | None:
+    """Why the bundle cannot be published, or None when it can."""
+    name, revision = manifest.target.name, manifest.target.revision
+    if not name or not re.fullmatch(r"[\w-][\w.-]*(/[\w-][\w.-]*)?", name) or Path(name).exists():
+        return f"its target is {name!r}, not a Hub id; give the id and revision that others can fetch"
+    if not revision:
+        return f"its target {name} has no revision; give the commit that the drafter was trained against"
+    return None
+
+
+def name_target(folder: Path | str, name: str, revision: str) -> Manifest:
+    """Record the Hub id and revision of the target, which a bundle trained against a local folder lacks."""
+    manifest = read_manifest(folder)
+    target = manifest.target.model_copy(update={"name": name, "revision": revision})
+    manifest = manifest.model_copy(update={"target": target})
+    write_json(Path(folder) / MANIFEST_FILE, manifest.model_dump(mode="json"))
+    return manifest

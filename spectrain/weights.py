@@ -1,0 +1,52 @@
+"""Stored weights and their digest, read from the files without loading a model."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import mmap
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from spectrain.errors import SpectrainError
+from spectrain.files import json_digest
+
+
+def weights_digest(folder: Path) -> str:
+    """SHA-256 over name, dtype, shape and bytes of every stored tensor, by name: sharding does not matter.
+
+    The safetensors files are memory-mapped, so nothing is held whatever their size.
+    """
+    entries: dict[str, list[Any]] = {}
+    for path in _weight_files(folder):
+        for name, *entry in _tensor_digests(path):
+            if name in entries:
+                raise SpectrainError(f"{path}: tensor {name} is stored in two files of {folder}")
+            entries[name] = entry
+    return json_digest([[name, *entries[name]] for name in sorted(entries)])
+
+
+def _weight_files(folder: Path) -> list[Path]:
+    index = folder / "model.safetensors.index.json"
+    shards = json.loads(index.read_text(encoding="utf-8"))["weight_map"].values() if index.is_file() else ()
+    names = sorted(set(shards)) or ["model.safetensors"]
+    for name in names:
+        if Path(name).name != name or not (folder / name).is_file():
+            raise SpectrainError(f"{folder}: weight file {name} is missing; weights must be safetensors")
+    return [folder / name for name in names]
+
+
+def _tensor_digests(path: Path) -> Iterator[tuple[str, str, list[int], str]]:
+    try:
+        with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as mapped:
+            data = 8 + int.from_bytes(mapped[:8], "little")
+            for name, entry in json.loads(mapped[8:data]).items():
+                if name != "__metadata__":
+                    start, end = (data + offset for offset in entry["data_offsets"])
+                    if end > len(mapped):
+                        raise ValueError(f"it ends inside tensor {name}")
+                    with memoryview(mapped) as view, view[start:end] as part:
+                        yield name, entry["dtype"], entry["shape"], hashlib.sha256(part).hexdigest()
+    except (ValueError, KeyError) as error:
+        raise SpectrainError(f"{path} is not a whole safetensors file: {error}. Fetch it again.") from error

@@ -1,0 +1,433 @@
+"""The commands: instant help, and one clear message for every mistake, with nothing half-written."""
+
+import errno
+import json
+import os
+import shutil
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from safetensors.torch import load_file, save_file
+
+from spectrain import checkpoints, cli
+from spectrain.bundle import MANIFEST_FILE
+from spectrain.evaluation import acceptance
+from spectrain.evaluation.document import read_document
+from spectrain.files import file_digest
+
+ROOT = Path(__file__).parents[1]
+DOORS = sorted([*ROOT.glob("scripts/*.py"), *ROOT.glob("eval/*.py")])
+
+
+@pytest.fixture
+def fails(capsys):
+    """Run a command that must fail: its message. Exactly one, on stderr, without a traceback."""
+
+    def fails(command, *arguments, code=2):
+        assert cli.guarded(command, [str(a) for a in arguments], "spectrain x") == code
+        error = capsys.readouterr().err
+        assert "Traceback" not in error
+        assert error.count("error: ") == 1
+        return error[error.index("error: ") :].strip()
+
+    return fails
+
+
+@pytest.fixture
+def recipe(make_recipe, tmp_path):
+    return make_recipe(tmp_path)
+
+
+@pytest.fixture
+def bundle(finished_run, tmp_path):
+    return Path(shutil.copytree(finished_run / "run" / "bundle", tmp_path / "bundle"))
+
+
+@pytest.fixture
+def evaluate(bundle, finished_run, chat_folder, tmp_path):
+    """Arguments of an evaluation; keywords replace them (``None`` leaves one out)."""
+
+    def evaluate(**changes):
+        options = {"traffic": finished_run / "heldout.jsonl", "target": chat_folder, "output": tmp_path / "out"}
+        options |= {"k": 1, "max-new-tokens": 4} | {name.replace("_", "-"): value for name, value in changes.items()}
+        where = options.pop("bundle", bundle)
+        return [where, *(part for name, value in options.items() if value is not None for part in (f"--{name}", value))]
+
+    return evaluate
+
+
+def python(*arguments, **keywords):
+    return subprocess.run([sys.executable, *map(str, arguments)], capture_output=True, text=True, cwd=ROOT, **keywords)
+
+
+# --- help ---------------------------------------------------------------------------------------------------------
+
+
+def test_the_commands_are_listed_without_importing_torch():
+    code = "import sys, spectrain.cli; print(sorted({'torch', 'transformers', 'numpy', 'pydantic'} & set(sys.modules)))"
+    assert python("-c", code).stdout == "[]\n"
+
+
+@pytest.mark.parametrize("name", [*cli.COMMANDS, ""])
+def test_help_of_the_command_line(capsys, monkeypatch, name):
+    monkeypatch.setattr(sys, "argv", ["spectrain", *filter(None, [name]), "--help"])
+    with pytest.raises(SystemExit) as stop:
+        cli.main()
+    assert stop.value.code == 0
+    text = capsys.readouterr().out
+    assert text.startswith(f"usage: spectrain {name}".strip())
+    if name:
+        assert "example:\n" in text
+        assert "exit codes: 0 done" in text
+    else:
+        assert all(command in text for command in cli.COMMANDS)
+
+
+@pytest.mark.parametrize("path", DOORS, ids=lambda path: f"{path.parent.name}/{path.name}")
+def test_help_of_every_door_is_quick(path):
+    best = 9.0
+    for _ in range(3):  # the machine may be busy: the best of three counts
+        started = time.perf_counter()
+        done = python(path, "--help")
+        best = min(best, time.perf_counter() - started)
+        assert done.returncode == 0
+        assert done.stdout.startswith(f"usage: {path.parent.name}/{path.name}")
+        if best < 1.5:
+            return
+    pytest.fail(f"{path.name} --help took {best:.1f} s")
+
+
+@pytest.mark.parametrize(
+    "arguments", [[], ["nonsense"], ["train"], ["report", "x.json"], ["train", "r.yaml", "--lr=1"]]
+)
+def test_wrong_usage_is_exit_code_2(capsys, monkeypatch, arguments):
+    monkeypatch.setattr(sys, "argv", ["spectrain", *arguments])
+    with pytest.raises(SystemExit) as stop:
+        cli.main()
+    assert stop.value.code == 2
+    assert "usage: spectrain" in capsys.readouterr().err
+
+
+# --- recipes and chats --------------------------------------------------------------------------------------------
+
+USER = {"role": "user", "content": "hello"}
+CHATS = {
+    "not valid JSON": '{"prompt": "hel',
+    "unknown role 'robot'": json.dumps({"messages": [{"role": "robot", "content": "x"}]}),
+    "messages is []": json.dumps({"messages": []}),
+    "empty content": json.dumps({"messages": [{"role": "user", "content": " "}]}),
+    "found a JSON list": "[1]",
+    "expected the assistant": json.dumps({"messages": [USER, USER]}),
+}
+
+
+@pytest.mark.parametrize("message", CHATS)
+def test_a_broken_chat_is_named_by_file_and_line(fails, recipe, evaluate, tmp_path, message):
+    path = tmp_path / "train.jsonl"
+    path.write_text(path.read_text() + CHATS[message] + "\n")
+    for found in (fails(cli.train, recipe), fails(cli.evaluate, *evaluate(traffic=path))):
+        assert f"{path}:9" in found
+        assert message in found
+        assert "\n" not in found
+    assert not (tmp_path / "run").exists()
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_prompt_longer_than_the_context_is_named(fails, recipe, evaluate, tmp_path):
+    path = tmp_path / "train.jsonl"
+    path.write_text(path.read_text() + json.dumps({"id": "long", "prompt": "x" * 300}) + "\n")
+    for found in (fails(cli.train, recipe), fails(cli.evaluate, *evaluate(traffic=path))):
+        assert "conversation 'long'" in found
+        assert "context of 256" in found
+    assert not (tmp_path / "run").exists()
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_row_longer_than_the_context_is_named(fails, recipe, tmp_path):
+    for name in ("train", "heldout"):
+        row = {"id": f"{name}-long", "prompt": f"{name}?", "completion": "x" * 300}
+        (tmp_path / f"{name}.jsonl").write_text(json.dumps(row) + "\n")
+    found = fails(cli.train, recipe, "regenerate=null", "data.max_length=1000")
+    assert "conversation 'train-long'" in found
+    assert "the target's context is 256; lower data.max_length" in found
+    assert not list((tmp_path / "run").rglob("*.*"))
+
+
+def test_a_misspelt_key_is_named_with_a_suggestion(fails, recipe, tmp_path):
+    recipe.write_text(recipe.read_text() + "learing_rate: 1\n")
+    for command in (cli.prepare, cli.train, cli.run):
+        assert "unknown key 'learing_rate'; did you mean 'optim.lr'?" in fails(command, recipe)
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("name", ["/no/such/folder", "./none", "a/b/c"])
+def test_a_target_that_does_not_exist_is_named(fails, recipe, evaluate, tmp_path, name):
+    for found in (fails(cli.train, recipe, f"target.name={name}"), fails(cli.evaluate, *evaluate(target=name))):
+        assert (
+            found
+            == f"error: target folder {name!r} does not exist; give a model folder, or a Hub id such as 'org/name'"
+        )
+    assert not (tmp_path / "run").exists()
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_folder_that_holds_no_model_is_named(fails, recipe, tmp_path):
+    (tmp_path / "empty").mkdir()
+    found = fails(cli.train, recipe, f"target.name={tmp_path / 'empty'}")
+    assert "has no config.json" in found
+
+
+def test_an_output_begun_with_other_settings_is_named(fails, recipe, finished_run, tmp_path):
+    shutil.copytree(finished_run / "run", tmp_path / "run")
+    assert "training.epochs: 2 against 1" in fails(cli.train, recipe, "training.epochs=1")
+    assert "max_new_tokens: 12 against 5" in fails(cli.prepare, recipe, "regenerate.max_new_tokens=5")
+
+
+def test_a_run_through_the_command_line_tells_where_things_are(recipe, tmp_path, capsys):
+    assert cli.guarded(cli.run, [str(recipe), "training.epochs=1"], "spectrain run") == 0
+    out = capsys.readouterr().out
+    assert f"bundle: {tmp_path / 'run' / 'bundle'}" in out
+    assert f"measured: {tmp_path / 'run' / 'acceptance.json'}" in out
+    assert "train: 8 rows" in out
+    assert (
+        cli.guarded(cli.report, [str(tmp_path / "run" / "acceptance.json"), "--output", str(tmp_path / "r")], "x") == 0
+    )
+    assert (tmp_path / "r" / "report.md").read_bytes() == (tmp_path / "run" / "report.md").read_bytes()
+
+
+# --- bundles ------------------------------------------------------------------------------------------------------
+
+
+def record(bundle, name):
+    """Make the manifest agree with a file that was changed."""
+    manifest = json.loads((bundle / MANIFEST_FILE).read_text())
+    manifest["files"][name] = file_digest(bundle / name)
+    (bundle / MANIFEST_FILE).write_text(json.dumps(manifest))
+
+
+def test_a_bundle_without_its_weights_is_named(fails, evaluate, bundle, tmp_path):
+    (bundle / "model.safetensors").unlink()
+    assert "model.safetensors is missing; spectrain.json lists it" in fails(cli.evaluate, *evaluate())
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("recorded", [False, True])
+def test_a_bundle_with_one_tensor_removed_is_named(fails, evaluate, bundle, tmp_path, recorded):
+    path = bundle / "model.safetensors"
+    tensors = load_file(path)
+    del tensors["fc.weight"]
+    save_file(tensors, path, metadata={"format": "pt"})
+    if recorded:
+        record(bundle, path.name)
+    found = fails(cli.evaluate, *evaluate())
+    assert (
+        "tensor fc.weight is missing" if recorded else "model.safetensors was changed after it was written"
+    ) in found
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("recorded", [False, True])
+def test_a_bundle_whose_tokenizer_has_two_ids_swapped_is_named(fails, evaluate, bundle, tmp_path, recorded):
+    path = bundle / "tokenizer.json"
+    settings = json.loads(path.read_text())
+    vocabulary = settings["model"]["vocab"]
+    vocabulary["a"], vocabulary["b"] = vocabulary["b"], vocabulary["a"]
+    path.write_text(json.dumps(settings))
+    if recorded:
+        record(bundle, path.name)
+    found = fails(cli.evaluate, *evaluate())
+    assert ("the tokenizer's vocabulary is not" if recorded else "tokenizer.json was changed") in found
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_target_whose_tokenizer_has_two_ids_swapped_is_named(fails, evaluate, chat_folder, tmp_path):
+    """Case C05: the sizes are equal, the ids are not."""
+    other = Path(shutil.copytree(chat_folder, tmp_path / "other"))
+    settings = json.loads((other / "tokenizer.json").read_text())
+    vocabulary = settings["model"]["vocab"]
+    vocabulary["a"], vocabulary["b"] = vocabulary["b"], vocabulary["a"]
+    (other / "tokenizer.json").write_text(json.dumps(settings))
+    found = fails(cli.evaluate, *evaluate(target=other))
+    assert "does not fit this target" in found
+    assert "token 'a': id" in found
+
+
+def test_an_architecture_key_nobody_knows_is_named(fails, evaluate, bundle):
+    """Case C27."""
+    path = bundle / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"flux": 1}))
+    record(bundle, path.name)
+    assert "unknown key 'flux'" in fails(cli.evaluate, *evaluate())
+
+
+@pytest.mark.parametrize("name", ["/no/such/bundle", "a/b/bundle"])
+def test_a_bundle_that_does_not_exist_is_named(fails, evaluate, tmp_path, name):
+    assert f"{name} is neither a folder nor a Hub id" in fails(cli.evaluate, *evaluate(bundle=name))
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_folder_that_is_no_bundle_is_named(fails, evaluate, chat_folder):
+    assert f"{chat_folder} is no bundle: it has no spectrain.json" in fails(cli.evaluate, *evaluate(bundle=chat_folder))
+
+
+def test_a_bundle_that_names_no_target_asks_for_one(fails, evaluate, bundle):
+    path = bundle / MANIFEST_FILE
+    manifest = json.loads(path.read_text())
+    manifest["target"]["name"] = None
+    path.write_text(json.dumps(manifest))
+    assert "name it with --target" in fails(cli.evaluate, *evaluate(target=None))
+
+
+# --- evaluation ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("flag", "value", "message"),
+    [
+        ("k", "0", "--k: Input should be greater than or equal to 1 (found 0)"),
+        ("k", "a", "--k 'a': expected numbers with commas"),
+        ("k", "1,,3", "--k '1,,3': expected numbers with commas"),
+        ("k", "1.5", "--k '1.5': expected numbers with commas"),
+        ("temperature", "-1", "temperature: found -1.0, expected 0 (greedy) or a finite number"),
+        ("temperature", "warm", "--temperature 'warm': expected numbers with commas"),
+        ("temperature", "nan", "temperature: found nan"),
+        ("temperature", "1,1.0", "--temperature: the same sampler twice: T=1, T=1"),
+        ("max-new-tokens", "1", "--max-new-tokens: Input should be greater than or equal to 2 (found 1)"),
+        ("conversations", "0", "--conversations: Input should be greater than or equal to 1 (found 0)"),
+        ("traffic", "none.jsonl", "none.jsonl: no such file"),
+        ("traffic", "chats.csv", "chats.csv: no such file"),
+        ("dtype", "float33", "'float33' is not a torch dtype"),
+    ],
+)
+def test_a_wrong_option_is_named(fails, evaluate, tmp_path, flag, value, message):
+    assert message in fails(cli.evaluate, *evaluate(**{flag: value}))
+    assert not (tmp_path / "out").exists()
+
+
+def test_top_k_and_top_p_are_checked(fails, evaluate):
+    assert "top_k: found 0" in fails(cli.evaluate, *evaluate(temperature="1", top_k="0"))
+    assert "top_p: found 2.0" in fails(cli.evaluate, *evaluate(temperature="1", top_p="2"))
+
+
+def test_an_evaluation_begun_with_other_settings_is_named(fails, evaluate, tmp_path, capsys):
+    assert cli.guarded(cli.evaluate, list(map(str, evaluate(temperature="0,1"))), "x") == 0
+    capsys.readouterr()
+    document = read_document(tmp_path / "out" / "acceptance.json")
+    assert [block["name"] for block in document["samplers"]] == ["greedy (T=0)", "T=1"]
+    before = {path: path.read_bytes() for path in (tmp_path / "out").rglob("*") if path.is_file()}
+    found = fails(cli.evaluate, *evaluate(temperature="0,1", k=2))
+    assert "config.k[0]: 1 against 2" in found
+    assert str(tmp_path / "out" / "evaluation") in found
+    assert {path: path.read_bytes() for path in (tmp_path / "out").rglob("*") if path.is_file()} == before
+
+
+def test_an_output_that_is_a_file_is_named(fails, evaluate, tmp_path):
+    (tmp_path / "out").write_text("mine")
+    found = fails(cli.evaluate, *evaluate(), code=1)
+    assert str(tmp_path / "out") in found
+    assert (tmp_path / "out").read_text() == "mine"
+
+
+def test_a_report_needs_a_document(fails, tmp_path):
+    (tmp_path / "a.json").write_text("{}")
+    for name in ("a.json", "none.json"):
+        assert name in fails(cli.report, tmp_path / name, "--output", tmp_path / "r")
+    assert not (tmp_path / "r").exists()
+
+
+# --- the system ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "failure",
+    [
+        OSError(errno.ENOSPC, "No space left on device"),
+        OSError(errno.ENOSPC, "No space left on device", "/disk/a"),
+        Exception("Error while serializing: I/O error: No space left on device (os error 28)"),  # safetensors
+        RuntimeError("[enforce fail at inline_container.cc:672] . unexpected pos 576 vs 534"),  # torch.save
+    ],
+)
+def test_a_full_disk_is_one_message(fails, recipe, monkeypatch, tmp_path, failure):
+    real, calls = checkpoints.write_json, []
+
+    def second_fails(*arguments):
+        calls.append(arguments)
+        if len(calls) == 2:
+            raise failure
+        real(*arguments)
+
+    with monkeypatch.context() as context:
+        context.setattr(checkpoints, "write_json", second_fails)
+        found = fails(cli.train, recipe, code=1)
+    assert "writing failed" in found
+    assert "free some disk space: the same command goes on from here" in found
+    folder = tmp_path / "run" / "training" / "checkpoints"
+    assert [path.name for path in folder.iterdir()] == ["step-000002"]
+    assert cli.guarded(cli.train, [str(recipe)], "x") == 0
+    assert (tmp_path / "run" / "bundle" / MANIFEST_FILE).is_file()
+
+
+@pytest.mark.parametrize(
+    ("failure", "message"),
+    [
+        (PermissionError(errno.EACCES, "Permission denied", "/root/x"), "error: /root/x: Permission denied"),
+        (OSError("the Hub says no"), "error: the Hub says no"),
+    ],
+)
+def test_what_the_system_refuses_is_one_message(fails, failure, message):
+    def command(arguments, name):
+        raise failure
+
+    assert fails(command, code=1) == message
+
+
+def test_a_fault_of_our_own_keeps_its_traceback():
+    def command(arguments, name):
+        raise KeyError("ours")
+
+    with pytest.raises(KeyError, match="ours"):
+        cli.guarded(command, [], "x")
+
+
+def test_an_interruption_says_that_the_same_command_goes_on(capsys, evaluate, monkeypatch):
+    real, calls = acceptance.generate_plain, []
+
+    def third_fails(*arguments, **keywords):
+        calls.append(1)
+        if len(calls) == 3:
+            raise KeyboardInterrupt
+        return real(*arguments, **keywords)
+
+    with monkeypatch.context() as context:
+        context.setattr(acceptance, "generate_plain", third_fails)
+        assert cli.guarded(cli.evaluate, list(map(str, evaluate())), "x") == 130
+    assert "the same command goes on from here" in capsys.readouterr().err
+    assert cli.guarded(cli.evaluate, list(map(str, evaluate())), "x") == 0
+
+
+# --- as a user would ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+def test_a_bundle_is_measured_by_the_script(evaluate, tmp_path):
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
+    done = python(ROOT / "eval" / "acceptance.py", *evaluate(), env=environment)
+    assert done.returncode == 0, done.stderr
+    assert "Traceback" not in done.stderr
+    assert f"measured: {tmp_path / 'out' / 'acceptance.json'}" in done.stdout
+    document = read_document(tmp_path / "out" / "acceptance.json")
+    assert [c["contender"] for c in document["samplers"][0]["contenders"]] == ["plain", "ngram k=1", "eagle3 k=1"]
+    assert {p.name for p in (tmp_path / "out").glob("report.*")} == {"report.html", "report.md", "report.png"}
+
+
+@pytest.mark.slow
+def test_a_mistake_in_a_script_is_exit_code_2(recipe, tmp_path):
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
+    for script in ("train", "prepare"):
+        done = python(ROOT / "scripts" / f"{script}.py", recipe, "optim.lrr=1", env=environment)
+        assert done.returncode == 2
+        assert done.stderr == f"error: {recipe}: unknown key 'optim.lrr'; did you mean 'optim.lr'?\n"
+    assert not (tmp_path / "run").exists()
