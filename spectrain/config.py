@@ -41,7 +41,7 @@ class TargetConfig(_Part):
     name: str
     revision: str | None = None
     dtype: str = "float32"
-    attention: str = "sdpa"
+    attention: str | None = None
 
 
 class DataConfig(_Part):

@@ -6,6 +6,7 @@ Everything a run makes lies in the recipe's ``output`` folder: ``data/`` (answer
 
 from __future__ import annotations
 
+import json
 import platform
 import shutil
 from collections.abc import Sequence
@@ -60,7 +61,10 @@ class Run:
     @cached_property
     def target(self) -> Target:
         config = self.recipe.target
-        return load_target(config.name, revision=config.revision, dtype=config.dtype, attention=config.attention)
+        device = str(PartialState().device)  # each process has its own
+        return load_target(
+            config.name, revision=config.revision, dtype=config.dtype, device=device, attention=config.attention
+        )
 
     @cached_property
     def identity(self) -> TargetIdentity:
@@ -157,11 +161,13 @@ class Run:
         _, heldout = self.conversations()
         if not self.bundle.is_dir():
             raise SpectrainError(f"there is no bundle at {self.bundle} yet; train first")
-        return evaluate_bundle(
+        path = evaluate_bundle(
             self.bundle, self.target, heldout, config or self.recipe.evaluation, output or self.folder,
             traffic=", ".join(Path(p).name for p in self.recipe.data.heldout) or "held-out share of the training files",
             baselines=self.recipe.baselines, progress=self.progress,
         )  # fmt: skip
+        write_json(self.bundle / "acceptance.json", json.loads(path.read_text(encoding="utf-8")))
+        return path
 
 
 def evaluate_bundle(bundle: Path, target: Target, conversations: Sequence[Conversation], config: AcceptanceConfig,
@@ -186,8 +192,6 @@ def evaluate_bundle(bundle: Path, target: Target, conversations: Sequence[Conver
     path = output / "acceptance.json"
     write_json(path, document)
     render_report(path, output)
-    if contents.folder.resolve().parent.name != "snapshots":  # the Hub's cache is not ours to write to
-        write_json(contents.folder / "acceptance.json", document)
     return path
 
 

@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from huggingface_hub import snapshot_download
 from torch import Tensor, nn
 from transformers import (
+    AutoConfig,
     AutoModelForCausalLM,
     AutoTokenizer,
     Cache,
@@ -28,17 +28,9 @@ from transformers import (
 from spectrain.cache import cache_argument, check_reversible, check_rollback, new_cache
 from spectrain.errors import SpectrainError
 from spectrain.identity import TargetIdentity, check_rows, target_identity
+from spectrain.weights import resolve_model
 
 TAP_CONVENTION = "stream entering layer k (hidden_states[k])"
-MODEL_FILES = [
-    "*.safetensors",
-    "*.safetensors.index.json",
-    "*.json",
-    "*.jinja",
-    "*.model",
-    "*.txt",
-    "*.tiktoken",
-]
 
 
 @dataclass(frozen=True)
@@ -252,41 +244,27 @@ class Target:
             )
 
 
-def resolve_model(name: str, revision: str | None = None) -> tuple[Path, str | None]:
-    """Folder and revision of a local folder or a Hub id. Only weights, configs and tokenizer files are fetched."""
-    if Path(name).is_dir():
-        return Path(name), None
-    if name.startswith((".", "/", "~")) or name.count("/") > 1:
-        raise SpectrainError(
-            f"target folder {name!r} does not exist; give a model folder, or a Hub id such as 'org/name'"
-        )
-    try:
-        folder = Path(snapshot_download(name, revision=revision, allow_patterns=MODEL_FILES))
-    except Exception as error:  # the Hub client raises many kinds; the user needs one sentence
-        raise SpectrainError(
-            f"target {name!r} is neither a folder here nor could it be fetched from the Hub "
-            f"(revision {revision or 'main'}): {type(error).__name__}: {error}"
-        ) from error
-    return folder, folder.name
-
-
 def load_target(name: str, *, revision: str | None = None, dtype: str = "float32", device: str | None = None,
-                attention: str = "sdpa") -> Target:  # fmt: skip
+                attention: str | None = None) -> Target:  # fmt: skip
     """Load a causal language model and its tokenizer from a folder or the Hub; no remote code is ever run.
 
-    ``dtype`` is a torch dtype name; ``device`` defaults to the first accelerator, or the CPU.
+    ``dtype`` is a floating torch dtype by name; ``device`` defaults to the first accelerator, or the CPU; ``attention``
+    to SDPA, or to eager attention where the scores have a soft cap, which SDPA would drop.
     """
     folder, commit = resolve_model(name, revision)
     if not (folder / "config.json").is_file():
         raise SpectrainError(f"target folder {str(folder)!r} has no config.json; expected a transformers model folder")
-    if not hasattr(torch, dtype) or not isinstance(getattr(torch, dtype), torch.dtype):
+    kind = getattr(torch, dtype, None)
+    if not isinstance(kind, torch.dtype) or not kind.is_floating_point:
         raise SpectrainError(f"target.dtype {dtype!r} is not a torch dtype; use float32, bfloat16 or float16")
     try:
         tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
+        config = AutoConfig.from_pretrained(folder, trust_remote_code=False).get_text_config(decoder=True)
+        capped = getattr(config, "attn_logit_softcapping", None)
         model = AutoModelForCausalLM.from_pretrained(
             folder,
-            dtype=getattr(torch, dtype),
-            attn_implementation=attention,
+            dtype=kind,
+            attn_implementation=attention or ("eager" if capped else None),
             use_safetensors=True,
             trust_remote_code=False,
         )

@@ -1,4 +1,4 @@
-"""Stored weights and their digest, read from the files without loading a model."""
+"""Stored models: where they lie, and the digest of their weights, read without loading a model."""
 
 from __future__ import annotations
 
@@ -9,8 +9,30 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from huggingface_hub import snapshot_download
+
 from spectrain.errors import SpectrainError
 from spectrain.files import json_digest
+
+MODEL_FILES = ["*.safetensors", "*.safetensors.index.json", "*.json", "*.jinja", "*.model", "*.txt", "*.tiktoken"]
+
+
+def resolve_model(name: str, revision: str | None = None) -> tuple[Path, str | None]:
+    """Folder and revision of a local folder or a Hub id. Only weights, configs and tokenizer files are fetched."""
+    if Path(name).is_dir():
+        return Path(name), None
+    if name.startswith((".", "/", "~")) or name.count("/") > 1:
+        raise SpectrainError(
+            f"target folder {name!r} does not exist; give a model folder, or a Hub id such as 'org/name'"
+        )
+    try:
+        folder = Path(snapshot_download(name, revision=revision, allow_patterns=MODEL_FILES))
+    except Exception as error:  # the Hub client raises many kinds; the user needs one sentence
+        raise SpectrainError(
+            f"target {name!r} is neither a folder here nor could it be fetched from the Hub "
+            f"(revision {revision or 'main'}): {type(error).__name__}: {error}"
+        ) from error
+    return folder, folder.name
 
 
 def weights_digest(folder: Path) -> str:

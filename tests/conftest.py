@@ -268,10 +268,8 @@ def chat_target(chat_folder: Path) -> Target:
 def write_chats(path: Path, count: int, first: int = 0) -> Path:
     """Short prompts that all differ, of two kinds."""
     numbers = range(first, first + count)
-    lines = [
-        {"id": f"{path.stem}-{i}", "kind": f"sum/{'odd' if i % 2 else 'even'}", "prompt": f"{i} + {i}?"}
-        for i in numbers
-    ]
+    kinds = ("sum/even", "sum/odd")
+    lines = [{"id": f"{path.stem}-{i}", "kind": kinds[i % 2], "prompt": f"{i} + {i}?"} for i in numbers]
     path.write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
     return path
 

@@ -1,7 +1,7 @@
 """Rollback is exact on every architecture, and what cannot be rolled back is refused by name (case C21)."""
 
 import random
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -11,6 +11,7 @@ from transformers import (
     BertConfig,
     BertLMHeadModel,
     DynamicCache,
+    PreTrainedModel,
     RwkvConfig,
     RwkvForCausalLM,
 )
@@ -250,7 +251,8 @@ def test_the_cache_argument_is_the_one_this_version_takes(tiny_model):
     class Neither:
         def forward(self, input_ids, state=None): ...
 
-    assert cache_argument(Old()) == "past_key_values"
-    assert cache_argument(New()) == "cache"
+    old, new, neither = (cast(PreTrainedModel, model()) for model in (Old, New, Neither))
+    assert cache_argument(old) == "past_key_values"
+    assert cache_argument(new) == "cache"
     with pytest.raises(SpectrainError, match="a Neither takes no cache"):
-        cache_argument(Neither())
+        cache_argument(neither)

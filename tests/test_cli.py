@@ -3,6 +3,7 @@
 import errno
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -30,8 +31,8 @@ def fails(capsys):
         assert cli.guarded(command, [str(a) for a in arguments], "spectrain x") == code
         error = capsys.readouterr().err
         assert "Traceback" not in error
-        assert error.count("error: ") == 1
-        return error[error.index("error: ") :].strip()
+        (start,) = (match.start() for match in re.finditer("^error: ", error, re.MULTILINE))
+        return error[start:].strip()
 
     return fails
 
@@ -100,11 +101,9 @@ def test_help_of_every_door_is_quick(path):
     pytest.fail(f"{path.name} --help took {best:.1f} s")
 
 
-@pytest.mark.parametrize(
-    "arguments", [[], ["nonsense"], ["train"], ["report", "x.json"], ["train", "r.yaml", "--lr=1"]]
-)
-def test_wrong_usage_is_exit_code_2(capsys, monkeypatch, arguments):
-    monkeypatch.setattr(sys, "argv", ["spectrain", *arguments])
+@pytest.mark.parametrize("line", ["", "nonsense", "train", "report x.json", "train a.yaml --lr=1", "evaluate bundle"])
+def test_wrong_usage_is_exit_code_2(capsys, monkeypatch, line):
+    monkeypatch.setattr(sys, "argv", ["spectrain", *line.split()])
     with pytest.raises(SystemExit) as stop:
         cli.main()
     assert stop.value.code == 2
@@ -166,10 +165,7 @@ def test_a_misspelt_key_is_named_with_a_suggestion(fails, recipe, tmp_path):
 @pytest.mark.parametrize("name", ["/no/such/folder", "./none", "a/b/c"])
 def test_a_target_that_does_not_exist_is_named(fails, recipe, evaluate, tmp_path, name):
     for found in (fails(cli.train, recipe, f"target.name={name}"), fails(cli.evaluate, *evaluate(target=name))):
-        assert (
-            found
-            == f"error: target folder {name!r} does not exist; give a model folder, or a Hub id such as 'org/name'"
-        )
+        assert found.startswith(f"error: target folder {name!r} does not exist; give a model folder, or a Hub id")
     assert not (tmp_path / "run").exists()
     assert not (tmp_path / "out").exists()
 
@@ -192,9 +188,8 @@ def test_a_run_through_the_command_line_tells_where_things_are(recipe, tmp_path,
     assert f"bundle: {tmp_path / 'run' / 'bundle'}" in out
     assert f"measured: {tmp_path / 'run' / 'acceptance.json'}" in out
     assert "train: 8 rows" in out
-    assert (
-        cli.guarded(cli.report, [str(tmp_path / "run" / "acceptance.json"), "--output", str(tmp_path / "r")], "x") == 0
-    )
+    arguments = [str(tmp_path / "run" / "acceptance.json"), "--output", str(tmp_path / "r")]
+    assert cli.guarded(cli.report, arguments, "spectrain report") == 0
     assert (tmp_path / "r" / "report.md").read_bytes() == (tmp_path / "run" / "report.md").read_bytes()
 
 
@@ -222,10 +217,8 @@ def test_a_bundle_with_one_tensor_removed_is_named(fails, evaluate, bundle, tmp_
     save_file(tensors, path, metadata={"format": "pt"})
     if recorded:
         record(bundle, path.name)
-    found = fails(cli.evaluate, *evaluate())
-    assert (
-        "tensor fc.weight is missing" if recorded else "model.safetensors was changed after it was written"
-    ) in found
+    message = "tensor fc.weight is missing" if recorded else "model.safetensors was changed after it was written"
+    assert message in fails(cli.evaluate, *evaluate())
     assert not (tmp_path / "out").exists()
 
 
@@ -426,8 +419,7 @@ def test_a_bundle_is_measured_by_the_script(evaluate, tmp_path):
 @pytest.mark.slow
 def test_a_mistake_in_a_script_is_exit_code_2(recipe, tmp_path):
     environment = os.environ | {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
-    for script in ("train", "prepare"):
-        done = python(ROOT / "scripts" / f"{script}.py", recipe, "optim.lrr=1", env=environment)
-        assert done.returncode == 2
-        assert done.stderr == f"error: {recipe}: unknown key 'optim.lrr'; did you mean 'optim.lr'?\n"
+    done = python(ROOT / "scripts" / "train.py", recipe, "optim.lrr=1", env=environment)
+    assert done.returncode == 2
+    assert done.stderr == f"error: {recipe}: unknown key 'optim.lrr'; did you mean 'optim.lr'?\n"
     assert not (tmp_path / "run").exists()

@@ -1,5 +1,7 @@
 """Taps are where the convention says (case C10), the head reads what is stored (C11), padding is no token (C05)."""
 
+from typing import Any
+
 import pytest
 import torch
 from transformers import CONFIG_MAPPING, AutoModelForCausalLM
@@ -7,6 +9,16 @@ from transformers import CONFIG_MAPPING, AutoModelForCausalLM
 from spectrain.drafters.eagle3 import Eagle3Config
 from spectrain.errors import SpectrainError
 from spectrain.target import Target, check_taps, default_taps, load_target, resolve_model
+
+SMALL: dict[str, Any] = {
+    "vocab_size": 24,
+    "hidden_size": 32,
+    "intermediate_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 4,
+    **dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id")),
+}
 
 
 def tokens(count, seed=0, rows=1):
@@ -143,16 +155,7 @@ def test_the_heads_columns_are_the_laws_columns(tiny_target, architecture):
 
 
 def test_a_biased_head_is_part_of_the_law(tiny_model, word_tokenizer):
-    config = CONFIG_MAPPING["phi"](
-        vocab_size=24,
-        hidden_size=32,
-        intermediate_size=64,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        pad_token_id=None,
-        bos_token_id=None,
-        eos_token_id=None,
-    )
+    config = CONFIG_MAPPING["phi"](**SMALL)
     torch.manual_seed(0)
     model = AutoModelForCausalLM.from_config(config).eval()
     torch.nn.init.normal_(model.lm_head.bias)
@@ -169,19 +172,8 @@ def test_a_biased_head_is_part_of_the_law(tiny_model, word_tokenizer):
     ("model_type", "scale"), [("cohere", {"logit_scale": 0.0625}), ("granite", {"logits_scaling": 8.0})]
 )
 def test_scaled_logits_are_refused_by_name_however_small(word_tokenizer, model_type, scale, size):
-    config = CONFIG_MAPPING[model_type](
-        vocab_size=24,
-        hidden_size=32,
-        intermediate_size=64,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=4,
-        pad_token_id=None,
-        bos_token_id=None,
-        eos_token_id=None,
-        tie_word_embeddings=False,
-        **scale,
-    )
+    settings: dict[str, Any] = {**SMALL, "tie_word_embeddings": False, **scale}
+    config = CONFIG_MAPPING[model_type](**settings)
     torch.manual_seed(0)
     model = AutoModelForCausalLM.from_config(config)
     torch.nn.init.normal_(model.lm_head.weight, std=size)

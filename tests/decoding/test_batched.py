@@ -77,8 +77,15 @@ def test_a_finished_request_leaves_the_batch(target, monkeypatch):
     want = told(alone(target, eos=eos))
     running = [sum(len(tokens) > step for tokens, _ in want) for step in range(8)]
     assert running[0] == 5 > running[-1], "nobody ended early: nothing is tested"
-    widths, heard, forward = [], [], target.forward
-    monkeypatch.setattr(target, "forward", lambda ids, **rest: (widths.append(len(ids)), forward(ids, **rest))[1])
+    widths: list[int] = []
+    heard: list[int] = []
+    forward = target.forward
+
+    def spy(ids, **rest):
+        widths.append(len(ids))
+        return forward(ids, **rest)
+
+    monkeypatch.setattr(target, "forward", spy)
     assert told(together(target, eos=eos, on_tokens=heard.append)) == want
     assert widths == heard == [count for count in running if count]
     assert sum(heard) == sum(len(tokens) for tokens, _ in want)
@@ -86,7 +93,7 @@ def test_a_finished_request_leaves_the_batch(target, monkeypatch):
 
 def test_it_stops_when_the_last_request_ends(target):
     first = [result.tokens[0] for result in alone(target, count=1)]
-    heard = []
+    heard: list[int] = []
     results = together(target, eos=first, on_tokens=heard.append)
     assert told(results) == [([token], "eos") for token in first]
     assert heard == [5]

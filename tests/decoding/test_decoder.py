@@ -1,5 +1,7 @@
 """Greedy speculative decoding is plain decoding whatever is drafted (C17); a perfect draft is always kept (C22)."""
 
+from typing import Any
+
 import pytest
 import torch
 
@@ -163,7 +165,7 @@ def test_an_eos_is_noticed_as_first_token_accepted_token_repair_and_bonus(target
 def test_eos_ids_default_to_the_targets(tiny_target, self_drafter):
     free = plain(tiny_target(layers=3)).tokens
     target = tiny_target(layers=3, eos=free[2])
-    request = {"sampler": GREEDY, "max_new_tokens": 24}
+    request: dict[str, Any] = {"sampler": GREEDY, "max_new_tokens": 24}
     assert generate_plain(target, PROMPT, **request).tokens == free[:3]
     result = generate(target, self_drafter(target), PROMPT, draft_length=5, **request)
     assert (result.tokens, result.finished) == (free[:3], "eos")

@@ -13,6 +13,7 @@ import itertools
 from collections import Counter
 from fractions import Fraction
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -242,7 +243,7 @@ def runs_of(drafter, sampler, k=2, runs=RUNS, target=None, new=NEW, prompt=PROMP
     ]
 
 
-TARGET = TableTarget(seed=3)
+TARGET: Any = TableTarget(seed=3)  # what a decoder asks of a Target
 DRAFTERS = {
     "drawn": TableDrafter(),
     "drawn, uneven": Uneven(),
