@@ -40,6 +40,9 @@ class DepthScores:
 
     ``survived[d]`` counts positions whose first d+1 greedy draft tokens all equal the target's, among the
     ``started`` positions that have a depth 0; the answer's end counts as the end of the prefix.
+
+    ``rounds`` and ``committed`` are what a decoder would make of the same answers: a round starts where the one before
+    ended, so regions that are hard to draft hold more rounds than their share of positions.
     """
 
     positions: list[int] = field(default_factory=list)
@@ -48,6 +51,8 @@ class DepthScores:
     survived: list[int] = field(default_factory=list)
     reached: list[int] = field(default_factory=list)
     started: int = 0
+    rounds: int = 0
+    committed: int = 0
 
     def __add__(self, other: DepthScores) -> DepthScores:
         if not self.positions:
@@ -58,7 +63,12 @@ class DepthScores:
             name: [a + b for a, b in zip(getattr(self, name), getattr(other, name), strict=True)]
             for name in ("positions", "alpha", "greedy", "survived", "reached")
         }
-        return DepthScores(**joined, started=self.started + other.started)
+        return DepthScores(
+            **joined,
+            started=self.started + other.started,
+            rounds=self.rounds + other.rounds,
+            committed=self.committed + other.committed,
+        )
 
     def mean_alpha(self) -> list[float]:
         """Acceptance probability at T=1 by depth, on the target's own prefixes."""
@@ -69,16 +79,12 @@ class DepthScores:
         return [s / max(1, r) for s, r in zip(self.survived, self.reached, strict=True)]
 
     def tokens_per_round(self) -> float:
-        """1 + expected accepted prefix length at T=0 with as many draft tokens as depths.
+        """Tokens per round at T=0, the target's own included, with as many draft tokens as depths.
 
-        A start whose answer ends within the draft is cut at the end, as a decoder's round would be, so this is built
-        from the conditionals of starts that still had a token to predict.
+        Equal to the decoder's on answers that the target gave greedily; along sampled answers it is what the drafter
+        would get if the target agreed with them.
         """
-        total, running = 1.0, 1.0
-        for share in self.conditional():
-            running *= share
-            total += running
-        return total
+        return self.committed / max(1, self.rounds)
 
 
 @torch.no_grad()
@@ -89,6 +95,7 @@ def score_batch(drafter: TrainableDrafter, batch: FeatureBatch, head: OutputHead
     head = head.columns(output.columns_D)
     scores = DepthScores()
     alive_BT = output.depths[0].mask_BT
+    accepted_BT = torch.zeros_like(alive_BT, dtype=torch.long)
     scores.started = int(alive_BT.sum())
     for depth in output.depths:
         alpha, right_BT = _score_depth(batch, depth, head, output.columns_D, chunk)
@@ -99,7 +106,31 @@ def score_batch(drafter: TrainableDrafter, batch: FeatureBatch, head: OutputHead
         alive_BT = reached_BT & right_BT
         scores.reached.append(int(reached_BT.sum()))
         scores.survived.append(int(alive_BT.sum()))
+        accepted_BT += alive_BT
+    scores.rounds, scores.committed = _walk(batch.answer_BT, accepted_BT, output.depths[0].shift)
     return scores
+
+
+def _walk(answer_BT: Tensor, accepted_BT: Tensor, shift: int) -> tuple[int, int]:
+    """Rounds and committed tokens of decoding the answers: the first token is given, each round starts at the last one.
+
+    ``accepted_BT[t]`` is the accepted prefix of a round whose pending token is t + shift - 1.
+    """
+    rounds = committed = 0
+    for answer, accepted in zip(answer_BT.tolist(), accepted_BT.tolist(), strict=True):
+        pending = 0
+        while pending < len(answer):
+            last = pending + 1 >= len(answer) or not answer[pending + 1]
+            if not answer[pending] or last:  # outside an answer, or at its end: nothing to draft
+                pending += 1
+                continue
+            place = pending - shift + 1
+            step = 1 + (accepted[place] if place >= 0 else 0)
+            stop = next((i for i in range(pending + 1, pending + step + 1) if i == len(answer) or not answer[i]), None)
+            rounds += 1
+            committed += step if stop is None else stop - pending - 1
+            pending += step
+    return rounds, committed
 
 
 def _score_depth(batch: FeatureBatch, depth: DepthOutput, head: OutputHead, columns_D: Tensor | None,

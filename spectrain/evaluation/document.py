@@ -62,6 +62,7 @@ _VERDICT = {
     },
     "conversations_needed": None,
 }
+_VERDICTS = {"overall": _VERDICT, "by_kind": {"*": _VERDICT}}
 _EXACTNESS = {
     "contender": None,
     "compared": None,
@@ -98,7 +99,7 @@ _DOCUMENT = {
                 }
             ],
             "exactness": [_EXACTNESS],
-            "verdict": {"overall": _VERDICT, "by_kind": {"*": _VERDICT}},
+            "verdict": {**_VERDICTS, "by_drafter": {"*": _VERDICTS}},
         }
     ],
 }

@@ -115,6 +115,12 @@ def _sampler_view(block: Mapping[str, Any], confidence: str) -> dict[str, Any]:
         "sentence": sentence(overall, confidence),
         "kinds": kind_sentence(block["verdict"]["by_kind"]),
         "drafters": [c for c in block["contenders"] if c["contender"] != PLAIN],
+        "by_drafter": [
+            (drafter, kind, verdict)
+            for drafter, verdicts in block["verdict"]["by_drafter"].items()
+            for kind, verdict in [("everything", verdicts["overall"]), *verdicts["by_kind"].items()]
+            if "/" not in kind
+        ],
     }
 
 

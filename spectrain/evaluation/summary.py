@@ -86,11 +86,20 @@ def _sampler_block(sampler: dict[str, Any], group: list[Contender], context: Map
         "contenders": contenders,
         "exactness": exactness,
         "verdict": {
-            "overall": verdict_block([(c, c["pooled"]) for c in contenders[1:]], inexact),
-            "by_kind": {
-                kind: verdict_block([(c, c["by_kind"][kind]) for c in contenders[1:]], inexact) for kind in kinds
+            **_verdicts(contenders[1:], kinds, inexact),
+            "by_drafter": {
+                drafter: _verdicts([c for c in contenders if c["drafter"] == drafter], kinds, inexact)
+                for drafter in dict.fromkeys(c["drafter"] for c in contenders[1:])
             },
         },
+    }
+
+
+def _verdicts(contenders: Sequence[dict[str, Any]], kinds: Sequence[str], inexact: set[str]) -> dict[str, Any]:
+    """Verdicts of these contenders over all conversations, and over those of each kind."""
+    return {
+        "overall": verdict_block([(c, c["pooled"]) for c in contenders], inexact),
+        "by_kind": {kind: verdict_block([(c, c["by_kind"][kind]) for c in contenders], inexact) for kind in kinds},
     }
 
 

@@ -74,7 +74,8 @@ def test_counts_by_hand():
     assert scores.reached == [3, 1]  # of the two that were right at depth 0, one has a token left
     assert scores.survived == [2, 0]
     assert scores.conditional() == pytest.approx([2 / 3, 0.0])
-    assert scores.tokens_per_round() == pytest.approx(1 + 2 / 3)
+    # Token 2 is given. A round from it accepts token 3 and repairs token 4; one from there accepts the last, 5.
+    assert (scores.rounds, scores.committed, scores.tokens_per_round()) == (2, 3, 1.5)
     scale = math.e + 3
     hit, miss = math.e / scale, 1 / scale  # q of a one-hot logit row
     a = min(0.7, hit) + 3 * min(0.1, miss)
@@ -113,19 +114,19 @@ def test_chunks_change_nothing(chunk):
 
 
 def test_scores_of_parts_add_up():
-    first = DepthScores([3, 2], [1.5, 0.5], [2, 1], [2, 0], [3, 1], 3)
-    second = DepthScores([1, 1], [0.5, 1.0], [1, 1], [1, 1], [1, 1], 1)
+    first = DepthScores([3, 2], [1.5, 0.5], [2, 1], [2, 0], [3, 1], 3, 5, 10)
+    second = DepthScores([1, 1], [0.5, 1.0], [1, 1], [1, 1], [1, 1], 1, 3, 7)
     both = first + second
-    assert both == DepthScores([4, 3], [2.0, 1.5], [3, 2], [3, 1], [4, 2], 4)
+    assert both == DepthScores([4, 3], [2.0, 1.5], [3, 2], [3, 1], [4, 2], 4, 8, 17)
     assert sum([first, second], DepthScores()) == both
     assert first + DepthScores() == first == DepthScores() + first
     assert both.conditional() == [0.75, 0.5]
-    assert both.tokens_per_round() == 1 + 0.75 + 0.75 * 0.5
+    assert both.tokens_per_round() == 17 / 8
     assert describe(both) == {
         "tokens_per_round": 2.125, "alpha": [0.5, 0.5], "conditional": [0.75, 0.5], "positions": [4, 3],
     }  # fmt: skip
     assert "2.12 (T=0)" in summary_line(describe(both))
-    assert DepthScores([0], [0.0], [0], [0], [0]).tokens_per_round() == 1.0
+    assert DepthScores([0], [0.0], [0], [0], [0]).tokens_per_round() == 0.0
 
 
 def test_the_law_keeps_its_precision_under_autocast():
@@ -152,7 +153,7 @@ def test_every_round_of_the_decoder_is_counted_the_same(width, tools, tiny_targe
     drafter = drafter.double().eval()
     scores = score_batch(drafter, batch, target.head, k)
 
-    rounds, whole = RoundCounts(), []
+    rounds = RoundCounts()
     for row in rows:
         for start in range(row.mask.index(1) - 1, len(row.ids) - 2):
             left = len(row.ids) - start - 2  # answer tokens after the pending one
@@ -164,15 +165,19 @@ def test_every_round_of_the_decoder_is_counted_the_same(width, tools, tiny_targe
             first = run.rounds[0]
             assert first.proposed == min(k, left)
             rounds.add(first.proposed, first.accepted, first.accepted + 1)
-            whole += [first.committed] if left >= k else []
     assert scores.started == rounds.rounds
     assert scores.conditional() == pytest.approx(rounds.conditional)
     assert 0 < scores.survived[-1] < scores.started  # neither all right nor all wrong
 
     assert scores.positions == [sum(sum(row.mask) - 1 - depth for row in rows) for depth in range(k)]
-    # Over the starts that have k tokens left, tokens per round is the decoder's mean of committed tokens.
-    output = drafter(batch)
-    enough = output.depths[-1].mask_BT
-    stub = Stub([], batch)
-    stub.output = replace(output, depths=tuple(replace(depth, mask_BT=enough) for depth in output.depths))
-    assert score_batch(stub, batch, target.head, k).tokens_per_round() == pytest.approx(sum(whole) / len(whole))
+    decoded = RoundCounts()
+    for row in rows:  # the same answers, decoded from their prompts
+        prompt = row.ids[: row.mask.index(1)]
+        run = generate(
+            target, drafter, prompt, sampler=Sampler(), draft_length=k, max_new_tokens=sum(row.mask), eos_ids=()
+        )
+        assert run.tokens == row.ids[len(prompt) :]
+        for one in run.rounds:
+            decoded.add(one.proposed, one.accepted, one.committed, one.clipped is not None)
+    assert (scores.rounds, scores.committed) == (decoded.rounds, decoded.committed_tokens)
+    assert scores.tokens_per_round() == decoded.tokens_per_round

@@ -150,6 +150,21 @@ def test_verdict_by_kind(simulator):
     assert chat["best"]["decode_speedup"]["high"] < 1
 
 
+def test_every_drafter_has_a_verdict_of_its_own(simulator):
+    """One drafter being best does not hide whether another pays."""
+    document = summarise(simulator.samples(ALPHAS, conversations=12), context=simulator.context)
+    verdict, names = document["samplers"][0]["verdict"], {}
+    for contender in document["samplers"][0]["contenders"][1:]:
+        names.setdefault(contender["drafter"], []).append(contender)
+    assert set(verdict["by_drafter"]) == set(names)
+    for drafter, contenders in names.items():
+        own = verdict["by_drafter"][drafter]
+        best = max(contenders, key=lambda c: c["pooled"]["speedup"]["decode"]["value"])
+        assert own["overall"]["best"]["contender"] == best["contender"]
+        low = best["by_kind"]["desk"]["speedup"]["decode"]["low"]
+        assert (own["by_kind"]["desk"]["decision"] == "on") == (low > 1)
+
+
 def test_undecided_is_off_and_says_how_many_conversations_it_takes():
     assert conversations_needed({"value": 1.1, "low": 0.99, "high": 1.22}, 10) == 13
     assert conversations_needed({"value": 0.99, "low": 0.9, "high": 1.1}, 10) is None
