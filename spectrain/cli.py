@@ -116,6 +116,27 @@ def convert_gguf(arguments: Sequence[str], name: str = "spectrain convert-gguf")
     command(options)
 
 
+def prove(arguments: Sequence[str], name: str = "spectrain prove") -> None:
+    """Prove the verification rules exact, in Fractions."""
+    parser = _parser(
+        name,
+        "Enumerate what every verification rule commits, in exact fractions, over random small p and q: its law must\n"
+        "be p's, and rules that are known to be biased must be rejected by the same cases. Needs no model.",
+        f"{name} --cases 200",
+    )
+    parser.add_argument("--cases", type=int, default=2000, help="random p and q, for each rule (default: %(default)s)")
+    parser.add_argument("--seed", type=int, default=0, help="seed of the cases (default: %(default)s)")
+    options = parser.parse_args(arguments)
+    from tqdm import tqdm
+
+    from spectrain.exact.proof import check, prove, table
+
+    with tqdm(total=options.cases, desc="prove", unit="case") as bar:
+        findings = prove(options.cases, options.seed, bar.update)
+    print(table(findings))
+    check(findings)
+
+
 COMMANDS: dict[str, Callable[..., None]] = {
     "prepare": prepare,
     "train": train,
@@ -123,6 +144,7 @@ COMMANDS: dict[str, Callable[..., None]] = {
     "evaluate": evaluate,
     "report": report,
     "convert-gguf": convert_gguf,
+    "prove": prove,
 }
 
 
@@ -163,7 +185,7 @@ def _refused_by_system(error: Exception) -> str | None:
 
 def script(command: Callable[..., None], name: str) -> None:
     """The door for scripts/ and eval/: run a command with the process's arguments."""
-    sys.exit(guarded(command, sys.argv[1:], name))
+    sys.exit(guarded(command, sys.argv[1:], f"python {name}"))
 
 
 def main() -> None:

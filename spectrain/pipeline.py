@@ -186,7 +186,7 @@ def evaluate_bundle(bundle: Path, target: Target, conversations: Sequence[Conver
     }
     raw = output / "evaluation"
     samples = measure(target, drafters, conversations, config, raw, identity, progress=progress)
-    context = _context(target, contents, config, samples, traffic, conversations)
+    context = _context(target, contents, config, samples, traffic, conversations, raw)
     context["teacher_forced"] = teacher_forced_rows(raw, sorted({s["conversation"] for s in samples}))
     document = summarise(samples, context=context)
     path = output / "acceptance.json"
@@ -202,17 +202,19 @@ def _holds(folder: Path, source: Path) -> bool:
 
 
 def _context(target: Target, contents: BundleContents, config: AcceptanceConfig, samples: Sequence[dict[str, Any]],
-             traffic: str, conversations: Sequence[Conversation]) -> dict[str, Any]:  # fmt: skip
+             traffic: str, conversations: Sequence[Conversation], raw: Path) -> dict[str, Any]:  # fmt: skip
     manifest = contents.manifest
+    measured_threads = json.loads((raw / "samples.json").read_text(encoding="utf-8"))["threads"]
     measured = {sample["conversation"] for sample in samples}
     return {
         # A local path says where the model lay on this machine, not what it is.
         "target": {"name": Path(target.name).name if Path(target.name).exists() else target.name,
                    "architecture": manifest.target.architecture, "weights": manifest.target.weights_digest},
-        "drafter": {"name": manifest.drafter["type"], **{k: v for k, v in manifest.drafter.items() if k != "type"}},
+        "drafter": {"name": manifest.drafter["type"], **{k: v for k, v in manifest.drafter.items() if k != "type"},
+                    **({"tap_layers": list(manifest.taps)} if manifest.taps else {})},
         "traffic": {"name": traffic, "conversations": len(measured),
                     "digest": conversations_digest([c for c in conversations if c.id in measured])},
-        "device": {"name": device_name(target.device), "threads": torch.get_num_threads(),
+        "device": {"name": device_name(target.device), "threads": measured_threads,
                    "dtype": str(target.dtype).removeprefix("torch.")},
         "versions": {name: version(name) for name in LIBRARIES},
         "max_new_tokens": config.max_new_tokens,

@@ -95,7 +95,7 @@ def default_taps(num_layers: int) -> tuple[int, int, int]:
     if num_layers < 7:
         raise SpectrainError(
             f"the default taps [2, L//2, L-3] need a target of at least 7 layers, this one has {num_layers}; "
-            "give three distinct ascending layers as drafter.taps"
+            "give three distinct ascending layers as drafter.tap_layers"
         )
     return (2, num_layers // 2, num_layers - 3)
 
@@ -261,16 +261,26 @@ def load_target(name: str, *, revision: str | None = None, dtype: str = "float32
         tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
         config = AutoConfig.from_pretrained(folder, trust_remote_code=False).get_text_config(decoder=True)
         capped = getattr(config, "attn_logit_softcapping", None)
-        model = AutoModelForCausalLM.from_pretrained(
+        model: Any
+        loaded: dict[str, Any]
+        model, loaded = AutoModelForCausalLM.from_pretrained(  # type: ignore[misc]
             folder,
             dtype=kind,
             attn_implementation=attention or ("eager" if capped else None),
             use_safetensors=True,
             trust_remote_code=False,
+            output_loading_info=True,
         )
-    except (OSError, ValueError) as error:
-        raise SpectrainError(f"target {name!r} does not load: {error}") from error
+    except Exception as error:  # each library that reads a part of the folder raises its own kinds
+        raise SpectrainError(f"target {name!r} does not load: {type(error).__name__}: {error}") from error
+    for fault in ("missing_keys", "mismatched_keys"):
+        if loaded[fault]:  # transformers would go on with random values in their place
+            first = sorted(map(str, loaded[fault]))[0]
+            raise SpectrainError(f"target {name!r}: weight {first} is {fault.split('_')[0]}; fetch the model again")
+    if not tokenizer.get_vocab():
+        raise SpectrainError(
+            f"target {name!r} has no tokenizer files; put tokenizer.json and its config beside the model"
+        )
     if device is None:
         device = str(torch.accelerator.current_accelerator() or "cpu") if torch.accelerator.is_available() else "cpu"
-    model = model.to(device)  # type: ignore[arg-type]  # the decorator around `to` hides its signature
-    return Target(model, tokenizer, name=name, folder=folder, revision=commit)
+    return Target(model.to(device), tokenizer, name=name, folder=folder, revision=commit)

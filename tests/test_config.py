@@ -40,7 +40,8 @@ def test_shipped_recipes_load_and_name_traffic_that_ships(path):
     recipe = load_recipe(path)
     root = Path(__file__).parents[1]
     assert recipe.drafter.trainable
-    assert all((root / name).is_file() for name in (*recipe.data.train, *recipe.data.heldout))
+    if path.parent.name != "your-model":  # whose names stand for what a reader fills in
+        assert all((root / name).is_file() for name in (*recipe.data.train, *recipe.data.heldout))
     assert recipe == Recipe.model_validate(recipe.model_dump(mode="json"))
 
 

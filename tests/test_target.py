@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from transformers import CONFIG_MAPPING, AutoModelForCausalLM
 
 from spectrain.drafters.eagle3 import Eagle3Config
@@ -107,7 +108,10 @@ def test_a_shallow_target_wants_its_taps_given(tiny_target):
 @pytest.mark.parametrize("taps", [(), (2, 2, 5), (5, 4, 2), (-1, 2, 3), (2, 4, 8)])
 def test_bad_taps_are_refused_with_the_range_and_the_convention(tiny_target, taps):
     target = tiny_target()
-    for check in (lambda: check_taps(taps, 8), lambda: Eagle3Config(tap_layers=taps).taps(target)):
+    checks = [lambda: check_taps(taps, 8)]
+    if taps:  # a config wants three
+        checks.append(lambda: Eagle3Config(tap_layers=taps).taps(target))
+    for check in checks:
         with pytest.raises(SpectrainError, match=r"8 layers; expected values from 0 to 7: .*stream entering layer k"):
             check()
     if taps:
@@ -264,3 +268,25 @@ def test_bad_folders_are_named(saved, tmp_path):
     (saved / "config.json").unlink()
     with pytest.raises(SpectrainError, match=r"has no config\.json"):
         load_target(str(saved))
+
+
+def test_a_missing_weight_is_refused_by_name(tiny_target, tmp_path):
+    """transformers would fill it with random values and go on."""
+    target = tiny_target("llama", dtype=torch.float32)
+    target.model.save_pretrained(tmp_path)
+    target.tokenizer.save_pretrained(tmp_path)
+    load_target(str(tmp_path), device="cpu")
+    weights = load_file(tmp_path / "model.safetensors")
+    gone = next(name for name in weights if name.endswith("mlp.up_proj.weight"))
+    save_file({n: t for n, t in weights.items() if n != gone}, tmp_path / "model.safetensors", {"format": "pt"})
+    with pytest.raises(SpectrainError, match=rf"weight {gone} is missing"):
+        load_target(str(tmp_path), device="cpu")
+    (tmp_path / "model.safetensors").write_bytes(b"")
+    with pytest.raises(SpectrainError, match="does not load"):
+        load_target(str(tmp_path), device="cpu")
+
+
+def test_a_target_without_a_tokenizer_is_refused(tiny_target, tmp_path):
+    tiny_target("llama", dtype=torch.float32).model.save_pretrained(tmp_path)
+    with pytest.raises(SpectrainError, match=r"tokenizer|does not load"):
+        load_target(str(tmp_path), device="cpu")

@@ -33,7 +33,7 @@ class Conversation:
 
     id: str
     messages: tuple[Message, ...]
-    kind: str = "all"
+    kind: str = "unlabelled"
     template: str | None = None  # of generated traffic: which template, filled with which slots
     slots: Mapping[str, Any] | None = field(default=None, hash=False)
     prompt_ids: tuple[int, ...] | None = None
@@ -102,7 +102,7 @@ def parse_conversation(row: Row, place: str, taken: Iterable[str] = ()) -> Conve
     _check_turns(messages, place)
     if "answer_ids" in sampled and messages[-1].role != "assistant":
         raise SpectrainError(f"{place}: answer_ids, but the last message is the user's; add the answer's text")
-    kind: Any = row.get("kind", row.get("category", "all"))
+    kind: Any = row.get("kind", row.get("category", "unlabelled"))
     template, slots = row.get("template"), row.get("slots")
     for key, value, wanted in (("kind", kind, str), ("template", template, str), ("slots", slots, dict)):
         if value is not None and not isinstance(value, wanted):
@@ -135,7 +135,7 @@ def _messages(row: Row, place: str, allow_empty_answer: bool) -> Iterable[Messag
         if not isinstance(entry, dict):
             raise SpectrainError(f"{where}: found {type(entry).__name__}, expected an object with role and content")
         role = entry.get("role", entry.get("from"))
-        if role not in ROLES:
+        if not isinstance(role, str) or role not in ROLES:
             raise SpectrainError(f"{where}: unknown role {role!r}; expected one of {', '.join(ROLES)}")
         if entry.get("tool_calls") or entry.get("function_call"):
             raise SpectrainError(f"{where}: tool calls are not supported; remove the row or write them as text")

@@ -65,6 +65,8 @@ def _parse(place: str, raw: bytes) -> Any:
     except json.JSONDecodeError as error:
         where = f"line {error.lineno} column {error.colno}" if error.lineno > 1 else f"column {error.colno}"
         raise SpectrainError(f"{place}: not valid JSON ({error.msg}, {where}); expected one JSON object") from error
+    except RecursionError:
+        raise SpectrainError(f"{place}: nested too deeply to be a conversation; expected one JSON object") from None
     except ValueError as error:
         raise SpectrainError(f"{place}: {error}") from error
 

@@ -28,6 +28,13 @@ from spectrain.exact.sampler import Sampler, draw
 from spectrain.losses import supervised
 from spectrain.target import FeatureBatch, Features, Target, check_taps, default_taps
 
+LLAMA_LAYER = {
+    *(f"self_attn.{name}_proj.weight" for name in "qkvo"),
+    *(f"mlp.{name}_proj.weight" for name in ("gate", "up", "down")),
+    "input_layernorm.weight",
+    "post_attention_layernorm.weight",
+}
+
 
 class Eagle3Config(DrafterConfig):
     """Settings of an EAGLE-3 drafter; sizes not given here are the target's."""
@@ -35,7 +42,9 @@ class Eagle3Config(DrafterConfig):
     type: Literal["eagle3"] = "eagle3"
     depths: int = Field(7, ge=1, le=16, description="training-time-test steps")
     draft_vocab_size: int = Field(8192, ge=1, description="columns of the draft head; most frequent answer tokens")
-    tap_layers: tuple[int, ...] | None = Field(None, description="target layers to read; default 2, L//2, L-3")
+    tap_layers: tuple[int, ...] | None = Field(
+        None, min_length=3, max_length=3, description="target layers to read; default 2, L//2, L-3"
+    )
     start: Literal["random", "target_layer"] = Field(
         "random", description="target_layer copies the target's last layer"
     )
@@ -133,7 +142,10 @@ class Eagle3Drafter(TrainableDrafter):
         """
         last: Any = target.layers[-1]
         mine = self.layer
+        foreign = {name for name, _ in last.named_parameters()} - LLAMA_LAYER
         try:
+            if foreign:
+                raise AttributeError(f"it has {sorted(foreign)[0]}")
             for name in ("q_proj", "k_proj", "v_proj"):
                 weight = getattr(mine.self_attn, name).weight
                 weight.zero_()

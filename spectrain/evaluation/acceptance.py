@@ -34,12 +34,14 @@ from spectrain.files import atomic_file, json_digest, whole_lines, write_json
 from spectrain.identity import first_difference
 from spectrain.target import Target
 
+EVERYTHING = "everything"  # the total of all kinds in tables by kind
+
 
 class AcceptanceConfig(BaseModel):
     """What is measured: draft lengths, samplers, how many held-out chats, how long the answers."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
-    k: tuple[Annotated[int, Field(ge=1)], ...] = Field(
+    k: tuple[Annotated[int, Field(ge=1, le=64)], ...] = Field(
         (3, 5), min_length=1, description="draft tokens a round; each is a contender"
     )
     samplers: tuple[Sampler, ...] = Field((Sampler(),), min_length=1)
@@ -103,6 +105,7 @@ def measure(target: Target, drafters: dict[str, Drafter], conversations: Sequenc
         "eos_ids": list(target.eos_ids),
         "dtype": str(target.dtype),
         "threads": torch.get_num_threads(),
+        "count": len(chosen),
         **identity,
     }
     entries = contenders(drafters, config.k)
@@ -227,7 +230,7 @@ def teacher_forced_rows(output: Path, conversations: Sequence[str]) -> list[dict
     for record in latest.values():
         if record["conversation"] in conversations:
             scores = DepthScores(**{name: record[name] for name in DepthScores.__dataclass_fields__})
-            for kind in ("all", *kind_and_parents(record["kind"])):
+            for kind in {EVERYTHING, *kind_and_parents(record["kind"])}:
                 place = (record["drafter"], json.dumps(record["sampler"]), kind)
                 totals[place] = totals.get(place, DepthScores()) + scores
     return [
@@ -269,6 +272,8 @@ def _resume(output: Path, key: dict[str, Any], size: int) -> tuple[list[dict[str
         return [], file
     found = json.loads(sidecar.read_text(encoding="utf-8")) if sidecar.exists() else {}
     key = json.loads(json.dumps(key))
+    if {**found, "threads": key["threads"]} == key and len(whole_lines(file)) == size * key["count"]:
+        key = found  # finished: nothing more is timed, so this process's threads do not matter
     if found != key:
         raise SpectrainError(
             f"{file} was measured with other settings, its own against these: {first_difference(found, key)}; "

@@ -16,7 +16,15 @@ from markupsafe import Markup
 from spectrain.evaluation.document import check_document, read_document
 from spectrain.evaluation.picture import draw_picture
 from spectrain.evaluation.plots import PLAIN, Plot, cost_plot, sampler_plots, teacher_forced_plot
-from spectrain.evaluation.wording import DEFINITIONS, FILTERS, headline, kind_sentence, percent, sentence
+from spectrain.evaluation.wording import (
+    DEFINITIONS,
+    FILTERS,
+    drafter_sentence,
+    headline,
+    kind_sentence,
+    percent,
+    sentence,
+)
 from spectrain.files import atomic_file
 
 LISTED_DIFFERENCES = 20
@@ -89,12 +97,12 @@ def _markdown_cell(value: Any) -> Any:
 
 
 def _view(document: Mapping[str, Any]) -> dict[str, Any]:
-    confidence = percent(document["statistics"]["confidence"])
+    confidence, trained = percent(document["statistics"]["confidence"]), document["context"]["drafter"]["name"]
     return {
         "document": document,
         "context": document["context"],
         "title": _title(document),
-        "samplers": [_sampler_view(block, confidence) for block in document["samplers"]],
+        "samplers": [_sampler_view(block, confidence, trained) for block in document["samplers"]],
         "confidence": confidence,
         "settings": _settings(document["context"]),
         "listed": LISTED_DIFFERENCES,
@@ -106,7 +114,7 @@ def _title(document: Mapping[str, Any]) -> str:
     return f"{document['context']['target']['name']} on {document['context']['traffic']['name']}"
 
 
-def _sampler_view(block: Mapping[str, Any], confidence: str) -> dict[str, Any]:
+def _sampler_view(block: Mapping[str, Any], confidence: str, trained: str) -> dict[str, Any]:
     overall = block["verdict"]["overall"]
     return {
         "block": block,
@@ -115,6 +123,7 @@ def _sampler_view(block: Mapping[str, Any], confidence: str) -> dict[str, Any]:
         "sentence": sentence(overall, confidence),
         "kinds": kind_sentence(block["verdict"]["by_kind"]),
         "drafters": [c for c in block["contenders"] if c["contender"] != PLAIN],
+        "trained": drafter_sentence(block["verdict"], trained),
         "by_drafter": [
             (drafter, kind, verdict)
             for drafter, verdicts in block["verdict"]["by_drafter"].items()
@@ -142,7 +151,8 @@ def _alpha_plot(document: Mapping[str, Any]) -> Plot | None:
         return None
     temperatures = {row["temperature"] for row in rows}
     chosen = 1 if 1 in temperatures else max(temperatures)
-    drawn = [row for row in rows if row["temperature"] == chosen]
+    # A kind inside another is in its parent's line; the table has it by itself.
+    drawn = [row for row in rows if row["temperature"] == chosen and "/" not in row["kind"]]
     # Answers by another sampler, or another drafter, are other measurements: the first stand for them in the plot.
     first = (drawn[0].get("drafter"), drawn[0].get("prefixes"))
     return teacher_forced_plot([r for r in drawn if (r.get("drafter"), r.get("prefixes")) == first], chosen)

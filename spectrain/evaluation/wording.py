@@ -157,3 +157,16 @@ def kind_sentence(by_kind: Mapping[str, Mapping[str, Any]]) -> str:
     off = [kind for kind, verdict in by_kind.items() if verdict["decision"] != "on"]
     parts = [f"{word} for {', '.join(kinds)}" for word, kinds in (("on", on), ("off", off)) if kinds]
     return f"By kind: {'; '.join(parts)}."
+
+
+def drafter_sentence(verdict: Mapping[str, Any], trained: str) -> str:
+    """What the trained drafter buys, where another one is the fastest and would hide it."""
+    own = verdict["by_drafter"].get(trained)
+    best = verdict["overall"]["best"]
+    if own is None or best is None or best["drafter"] == trained or own["overall"]["best"] is None:
+        return ""
+    speedup = own["overall"]["best"]["decode_speedup"]["value"]
+    kinds = kind_sentence(own["by_kind"])
+    return (
+        f"The trained drafter {trained} by itself: {own['overall']['decision']} ({number(speedup)}×). {kinds}".strip()
+    )

@@ -76,28 +76,29 @@ def chain_round(
     def walk(committed: Prefix, weight: Fraction) -> None:
         p = target(prefix + committed)
         if len(committed) == k:
-            _spread(outcomes, committed, weight, p)
+            spread(outcomes, committed, weight, p)
             return
         q = (scored or proposal)(prefix + committed)
         rejected = ZERO
         for token, drawn in enumerate(proposal(prefix + committed)):
-            accept = _acceptance(p[token], q[token])
+            accept = acceptance(p[token], q[token])
             rejected += weight * drawn * (1 - accept)
             if drawn * accept:
                 walk((*committed, token), weight * drawn * accept)
         if rejected:
-            _spread(outcomes, committed, rejected, repair(p, q))
+            spread(outcomes, committed, rejected, repair(p, q))
 
     walk((), Fraction(1))
     return dict(outcomes)
 
 
-def _acceptance(p: Fraction, q: Fraction) -> Fraction:
+def acceptance(p: Fraction, q: Fraction) -> Fraction:
     """min(1, p/q), with 0/0 = 0: the kernel's `u q < p`."""
     return Fraction(int(p > 0)) if p >= q else p / q
 
 
-def _spread(outcomes: defaultdict[Prefix, Fraction], committed: Prefix, weight: Fraction, law: Law) -> None:
+def spread(outcomes: defaultdict[Prefix, Fraction], committed: Prefix, weight: Fraction, law: Law) -> None:
+    """Add the outcomes `committed` + one token of `law`, which share the weight."""
     for token, probability in enumerate(law):
         if probability:
             outcomes[(*committed, token)] += weight * probability

@@ -112,7 +112,7 @@ ASKED_ANSWERED = (Message("user", "hello"), Message("assistant", "hi"))
 def test_formats(tmp_path: Path, row: dict, expected: tuple[Message, ...]) -> None:
     (conversation,) = load_conversations(write(tmp_path, row))
     assert conversation.messages == expected
-    assert conversation.kind == "all"
+    assert conversation.kind == "unlabelled"
     assert conversation.prompt == ASKED_ANSWERED[:1]
 
 
@@ -224,7 +224,7 @@ def test_one_row_masks_every_answer_with_its_end_of_turn() -> None:
     )
     answered = tokens(tokenizer, [i for i, m in zip(row.ids, row.mask, strict=True) if m])
     assert answered == "c d </s> f </s>"  # the newline after </s> is the template's, not an answer's
-    assert (row.conversation, row.kind, row.turn) == ("c", "all", None)
+    assert (row.conversation, row.kind, row.turn) == ("c", "unlabelled", None)
 
 
 def test_the_prompt_is_the_rows_unmasked_head() -> None:
@@ -339,3 +339,11 @@ def test_a_sampled_answer_may_be_empty_and_ids_must_exist(tmp_path: Path) -> Non
     (conversation,) = load_conversations(write(tmp_path, foreign))
     with pytest.raises(SpectrainError, match=rf"'far': sampled id 999, but .* has {len(tokenizer)} ids"):
         encode(conversation, tokenizer)
+
+
+@pytest.mark.parametrize("line", ['{"messages": [{"role": ["user"], "content": "x"}]}', "[" * 100_000])
+def test_odd_json_is_refused_where_it_stands(tmp_path, line):
+    path = tmp_path / "odd.jsonl"
+    path.write_text(line + "\n", encoding="utf-8")
+    with pytest.raises(SpectrainError, match=r"odd\.jsonl:1"):
+        load_conversations(path)

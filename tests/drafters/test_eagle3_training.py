@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from pydantic import ValidationError
 from torch import nn
 
 from spectrain.drafters.draft_layer import depth_attention, packed_positions, take_positions
@@ -222,9 +223,12 @@ def test_default_taps_need_seven_layers(tiny_target):
     with pytest.raises(SpectrainError, match=r"at least 7 layers, this one has 4"):
         Eagle3Config().taps(shallow)
     assert Eagle3Config(tap_layers=(0, 1, 3)).taps(shallow) == (0, 1, 3)
-    for wrong in ((1, 1, 2), (2, 1, 3), (1, 2, 4), (-1, 1, 2), ()):
+    for wrong in ((1, 1, 2), (2, 1, 3), (1, 2, 4), (-1, 1, 2)):
         with pytest.raises(SpectrainError, match="distinct ascending layers"):
             Eagle3Config(tap_layers=wrong).taps(shallow)
+    for wrong in ((), (1, 2), (0, 1, 2, 3)):  # three, as the layout that servers read has it
+        with pytest.raises(ValidationError, match="tap_layers"):
+            Eagle3Config(tap_layers=wrong)
 
 
 def test_it_does_not_bind_to_a_target_of_another_size(tools, make_rows, tiny_target):
@@ -248,3 +252,11 @@ def test_parameter_names_are_those_that_servers_read(tools, make_rows, tiny_targ
         *(f"{layer}mlp.{name}_proj.weight" for name in ("gate", "up", "down")),
     }  # fmt: skip
     assert all(isinstance(p, nn.Parameter) and p.dtype == torch.float32 for p in drafter.parameters())
+
+
+def test_starting_from_a_layer_that_does_more_than_llamas_is_refused(tiny_target):
+    """Its query and key norms would be dropped without a word."""
+    target = tiny_target("qwen3", dtype=torch.float32)
+    config = Eagle3Config(start="target_layer", tap_layers=(0, 1, 2), draft_vocab_size=8)
+    with pytest.raises(SpectrainError, match=r"self_attn\.k_norm\.weight.*use drafter\.start=random"):
+        Eagle3Drafter.build(config, target, torch.zeros(target.vocab_size, dtype=torch.long))

@@ -320,7 +320,7 @@ def test_an_answer_that_ends_elsewhere_has_no_logit_gap(run, altered, change):
 def test_teacher_forced_rows_are_pooled_by_kind_and_what_it_lies_in(measured):
     samples, folder = measured
     rows = teacher_forced_rows(folder, [s["conversation"] for s in samples])
-    kinds = {"all", "narrow", "narrow/sql", "narrow/json", "open", "open/chat"}
+    kinds = {"everything", "narrow", "narrow/sql", "narrow/json", "open", "open/chat"}
     assert {row["kind"] for row in rows} == kinds
     assert {row["drafter"] for row in rows} == {"eagle3"}
     assert {row["prefixes"] for row in rows} == {"greedy (T=0)", "T=1"}
@@ -337,13 +337,35 @@ def test_teacher_forced_rows_are_pooled_by_kind_and_what_it_lies_in(measured):
             assert whole["alpha"] == pytest.approx(pooled)
     # Position t at depth d predicts answer token t + 2 + d: an answer of n tokens has n - 1 - d of them.
     lengths = [s["new_tokens"] for s in samples if s["contender"] == "plain" and s["temperature"] == 0]
-    assert cell["greedy (T=0)", "all", 0]["positions"] == sum(length - 1 for length in lengths)
+    assert cell["greedy (T=0)", "everything", 0]["positions"] == sum(length - 1 for length in lengths)
+
+
+def test_chats_without_a_kind_count_once(tmp_path):
+    record = {"conversation": "c", "drafter": "eagle3", "sampler": {"temperature": 0.0},
+              "positions": [4], "alpha": [2.0], "greedy": [1], "survived": [1], "reached": [4], "started": 4, "rounds": 4, "committed": 5}  # fmt: skip
+    for kind in ("unlabelled", "all", "everything"):
+        (tmp_path / "teacher_forced.jsonl").write_text(json.dumps({**record, "kind": kind}) + "\n")
+        rows = {row["kind"]: row for row in teacher_forced_rows(tmp_path, ["c"])}
+        assert set(rows) == {kind, "everything"}
+        assert all((row["positions"], row["alpha"]) == (4, 0.5) for row in rows.values())
+
+
+def test_a_finished_measurement_is_reported_as_it_was_made(run, finished, monkeypatch):
+    """Nothing more is timed, so the threads of the process that reports do not matter; while unfinished they do."""
+    before = (finished / "samples.jsonl").read_bytes()
+    threads = torch.get_num_threads()
+    monkeypatch.setattr(torch, "get_num_threads", lambda: threads + 1)
+    run()
+    assert (finished / "samples.jsonl").read_bytes() == before
+    assert json.loads((finished / "samples.json").read_text())["threads"] == threads
+    cut(finished)
+    assert "threads" in refusal(run)
 
 
 def test_teacher_forced_rows_of_other_conversations_do_not_count(measured):
     _, folder = measured
     rows = teacher_forced_rows(folder, ["c1"])
-    assert {row["kind"] for row in rows} == {"all", "narrow", "narrow/json"}
+    assert {row["kind"] for row in rows} == {"everything", "narrow", "narrow/json"}
 
 
 def test_an_answer_of_one_token_has_nothing_to_score(run, chat_target, monkeypatch):

@@ -108,8 +108,8 @@ def check_chain(
     lengths_B: Tensor | None = None,
 ) -> None:
     """Raise SpectrainError unless `verify_chain` may be called with these. Nothing is clipped or repaired."""
-    _expect(tokens_BK.dim() == 2, f"tokens: found shape {list(tokens_BK.shape)}, expected [B, K]")
-    _expect(p_BKV.dim() == 3, f"p: found shape {list(p_BKV.shape)}, expected [B, K+1, V]")
+    expect(tokens_BK.dim() == 2, f"tokens: found shape {list(tokens_BK.shape)}, expected [B, K]")
+    expect(p_BKV.dim() == 3, f"p: found shape {list(p_BKV.shape)}, expected [B, K+1, V]")
     (B, K), V = tokens_BK.shape, p_BKV.shape[-1]
     wanted = {"p": (p_BKV, [B, K + 1, V]), "uniforms": (uniforms_BK, [B, K + 1])}
     if q_BKV is not None:
@@ -117,26 +117,26 @@ def check_chain(
     if lengths_B is not None:
         wanted["lengths"] = (lengths_B, [B])
     for name, (tensor, shape) in wanted.items():
-        _expect(list(tensor.shape) == shape, f"{name}: found shape {list(tensor.shape)}, expected {shape}")
+        expect(list(tensor.shape) == shape, f"{name}: found shape {list(tensor.shape)}, expected {shape}")
     check_probabilities(p_BKV, "p")
     inside = ((uniforms_BK >= 0) & (uniforms_BK < 1)).all()
-    _expect(inside, "uniforms: found a value outside [0, 1), expected draws from torch.rand")
+    expect(inside, "uniforms: found a value outside [0, 1), expected draws from torch.rand")
     proposed_BK = torch.ones_like(tokens_BK, dtype=torch.bool)
     if lengths_B is not None:
-        _expect(
+        expect(
             ((lengths_B >= 0) & (lengths_B <= K)).all(),
             f"lengths: found {lengths_B.tolist()}, expected 0..{K}",
         )
         proposed_BK = torch.arange(K, device=tokens_BK.device) < lengths_B[:, None]
     known = (tokens_BK >= 0) & (tokens_BK < V)
-    _expect((known | ~proposed_BK).all(), f"tokens: found an id outside 0..{V - 1}, the vocabulary of p")
+    expect((known | ~proposed_BK).all(), f"tokens: found an id outside 0..{V - 1}, the vocabulary of p")
     if q_BKV is not None:
         check_probabilities(q_BKV[proposed_BK], "q")
         chosen_BK = q_BKV.gather(-1, tokens_BK.long().clamp(0, V - 1).unsqueeze(-1)).squeeze(-1)
         drawn = ((chosen_BK > 0) | ~proposed_BK).all()
-        _expect(drawn, "q: found 0 for a proposed token, expected the law that the tokens were really drawn from")
+        expect(drawn, "q: found 0 for a proposed token, expected the law that the tokens were really drawn from")
 
 
-def _expect(condition: Tensor | bool, message: str) -> None:
+def expect(condition: Tensor | bool, message: str) -> None:
     if not condition:
         raise SpectrainError(message)

@@ -1,0 +1,5 @@
+"""``python -m spectrain`` is ``spectrain``."""
+
+from spectrain.cli import main
+
+main()
