@@ -341,8 +341,10 @@ def test_teacher_forced_rows_are_pooled_by_kind_and_what_it_lies_in(measured):
 
 
 def test_chats_without_a_kind_count_once(tmp_path):
-    record = {"conversation": "c", "drafter": "eagle3", "sampler": {"temperature": 0.0},
-              "positions": [4], "alpha": [2.0], "greedy": [1], "survived": [1], "reached": [4], "started": 4, "rounds": 4, "committed": 5}  # fmt: skip
+    record = {
+        "conversation": "c", "drafter": "eagle3", "sampler": {"temperature": 0.0}, "positions": [4], "alpha": [2.0],
+        "greedy": [1], "survived": [1], "reached": [4], "started": 4, "rounds": 4, "committed": 5,
+    }  # fmt: skip
     for kind in ("unlabelled", "all", "everything"):
         (tmp_path / "teacher_forced.jsonl").write_text(json.dumps({**record, "kind": kind}) + "\n")
         rows = {row["kind"]: row for row in teacher_forced_rows(tmp_path, ["c"])}
