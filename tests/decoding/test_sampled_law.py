@@ -315,10 +315,10 @@ def model_law(target, sampler, prompt):
 
 @pytest.fixture(scope="module")
 def model_pair(tiny_target, make_eagle3_drafter):
-    target = tiny_target("llama", layers=2, hidden=16, vocab=WORDS, padding=3, seed=1)
+    target = tiny_target("llama", layers=3, hidden=16, vocab=WORDS, padding=3, seed=1)
     with torch.no_grad():
         target.head_weight.mul_(0.4)
-    drafter = make_eagle3_drafter(target, draft_vocab=3, tap_layers=(0, 1), seed=1)
+    drafter = make_eagle3_drafter(target, draft_vocab=3, tap_layers=(0, 1, 2), seed=1)
     with torch.no_grad():
         drafter.lm_head.weight.mul_(4.0)  # far from the target's law, so that a wrong repair shows
     return target, drafter
