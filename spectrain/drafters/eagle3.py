@@ -272,12 +272,3 @@ class Eagle3Drafter(TrainableDrafter):
             return logits_D.argmax(), None
         q_D = sampler.probabilities(logits_D)
         return draw(q_D, uniform), q_D
-
-
-def checkpoint_settings(drafter: Eagle3Drafter) -> dict[str, Any]:
-    """What a checkpoint format needs to know beside the tensors."""
-    return {
-        "layer_config": drafter.layer_config.to_dict(),
-        "taps": list(drafter.tap_layers),
-        "draft_vocab_size": int(drafter.lm_head.out_features),
-    }
