@@ -1,5 +1,5 @@
 # make quickstart   install, fetch the target, prepare, train, evaluate, report (about 20 minutes on 2 cores)
-# make evaluate     the full sweep on all held-out chats of the quickstart's drafter (about an hour)
+# make evaluate     the full sweep on all held-out chats of the quickstart's drafter (an hour or more)
 # make test         the whole suite, slow tests included
 # make check        lint, types, import contract
 
