@@ -14,6 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from spectrain.exact.verify.chain import acceptance_probability
+
 PositionLoss = Callable[[Tensor, Tensor], Tensor]
 RowsLoss = Callable[[Tensor, Tensor, slice], Tensor]
 """A position loss that also knows which rows it was given (to weigh them)."""
@@ -34,7 +36,7 @@ def total_variation(z_ND: Tensor, log_p_ND: Tensor) -> Tensor:
 
 def acceptance(z_ND: Tensor, log_p_ND: Tensor) -> Tensor:
     """Acceptance probability sum_j min(p_j, q_j) at temperature 1, over the full vocabulary (2211.17192)."""
-    return torch.minimum(log_p_ND.exp(), torch.softmax(z_ND, dim=-1)).sum(-1)
+    return acceptance_probability(log_p_ND.exp(), torch.softmax(z_ND, dim=-1))
 
 
 LOSSES: dict[str, PositionLoss] = {

@@ -30,7 +30,6 @@ from spectrain.evaluation.acceptance import AcceptanceConfig, measure, teacher_f
 from spectrain.evaluation.report import render_report
 from spectrain.evaluation.summary import summarise
 from spectrain.files import atomic_folder, file_digest, write_json
-from spectrain.identity import TargetIdentity
 from spectrain.regenerate import regenerate
 from spectrain.target import Target, load_target
 from spectrain.training import Trainer
@@ -66,10 +65,6 @@ class Run:
             config.name, revision=config.revision, dtype=config.dtype, device=device, attention=config.attention
         )
 
-    @cached_property
-    def identity(self) -> TargetIdentity:
-        return self.target.identity()
-
     def say(self, text: str) -> None:
         if self.progress and PartialState().is_main_process:
             print(text, flush=True)
@@ -77,7 +72,11 @@ class Run:
     # --- prepare ----------------------------------------------------------------------------------------------
 
     def conversations(self) -> tuple[list[Conversation], list[Conversation]]:
-        """Train and held-out chats, checked for leaks."""
+        """Train and held-out chats, checked for leaks; read and checked once however many stages ask."""
+        return self._sides
+
+    @cached_property
+    def _sides(self) -> tuple[list[Conversation], list[Conversation]]:
         data = self.recipe.data
         train = load_conversations(list(data.train))
         if data.heldout:
@@ -89,7 +88,7 @@ class Run:
         return train, heldout
 
     def prepare(self) -> Prepared:
-        """Split, let the target answer, encode, and extract features. Only the main process works; others wait."""
+        """Split, let the target answer, encode, and extract features. The main process works, then the others read."""
         with PartialState().main_process_first():
             return self._prepare()
 
@@ -98,14 +97,14 @@ class Run:
         sides = dict(zip(("train", "heldout"), self.conversations(), strict=True))
         if self.recipe.regenerate is not None:
             for side, chats in sides.items():
-                path = regenerate(self.target, self.identity.digest, chats, self.recipe.regenerate,
+                path = regenerate(self.target, self.target.identity().digest, chats, self.recipe.regenerate,
                                   self.folder / "data" / f"{side}.jsonl", progress=self.progress)  # fmt: skip
                 sides[side] = load_conversations(path)
         taps = self.recipe.drafter.taps(self.target)
         rows, stores, counts = {}, {}, {}
         for side, chats in sides.items():
             rows[side], dropped = encode_all(chats, self.target.tokenizer, data.max_length)
-            key = store_key(rows[side], self.target, self.identity.digest, taps, data.feature_dtype)
+            key = store_key(rows[side], self.target, self.target.identity().digest, taps, data.feature_dtype)
             stores[side] = extract_features(self.folder / "features" / side, rows[side], self.target, key,
                                             progress=self.progress)  # fmt: skip
             answer = sum(sum(row.mask) for row in rows[side])
@@ -138,8 +137,8 @@ class Run:
         sampler = asdict(self.recipe.regenerate.sampler) if self.recipe.regenerate else {}
 
         def save(folder: Path) -> None:
-            save_drafter(folder, drafter, target=self.identity, tokenizer=self.target.tokenizer, sampler=sampler,
-                         recipe=recipe, data_digests=prepared.digests(), eos_ids=self.target.eos_ids)  # fmt: skip
+            save_drafter(folder, drafter, target=self.target.identity(), tokenizer=self.target.tokenizer,
+                         sampler=sampler, recipe=recipe, data_digests=prepared.digests(), eos_ids=self.target.eos_ids)  # fmt: skip
 
         trainer = Trainer(drafter, self.target.head, prepared.train_store, prepared.heldout_store,
                           loss=self.recipe.loss, optim=self.recipe.optim, config=self.recipe.training,

@@ -128,6 +128,7 @@ class Target:
         self.tokenizer_size = max(tokenizer.get_vocab().values()) + 1
         self._cache_argument = cache_argument(model.base_model)
         self._taps: tuple[int, ...] = ()
+        self._identity: TargetIdentity | None = None
         self._streams: dict[int, Tensor] = {}
         self._hooks: list[Any] = []
         check_rollback(self.model)
@@ -192,7 +193,9 @@ class Target:
             raise SpectrainError(
                 f"target {self.name!r} was not loaded from a folder, so its weights have no stored identity"
             )
-        return target_identity(self.folder, name=self.name, revision=self.revision)
+        if self._identity is None:
+            self._identity = target_identity(self.folder, name=self.name, revision=self.revision)
+        return self._identity
 
     def tap(self, taps: Sequence[int]) -> None:
         """From now on ``forward`` also returns the streams entering these layers, concatenated in ascending order."""

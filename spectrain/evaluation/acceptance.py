@@ -151,12 +151,9 @@ def _conversation(target: Target, entries: Sequence[Contender], conversation: Co
         order = list(entries)
         random.Random(f"{seed}/{sampler.describe()}").shuffle(order)
         runs = {}
+        budget = limit or config.max_new_tokens
+        arguments: dict[str, Any] = {"sampler": sampler, "max_new_tokens": budget, "seed": seed}
         for entry in order:
-            arguments: dict[str, Any] = {
-                "sampler": sampler,
-                "max_new_tokens": limit or config.max_new_tokens,
-                "seed": seed,
-            }
             if entry.drafter is None:
                 target.tap(())
                 runs[entry.name] = generate_plain(target, prompt, **arguments)
