@@ -137,8 +137,10 @@ class Run:
         sampler = asdict(self.recipe.regenerate.sampler) if self.recipe.regenerate else {}
 
         def save(folder: Path) -> None:
-            save_drafter(folder, drafter, target=self.target.identity(), tokenizer=self.target.tokenizer,
-                         sampler=sampler, recipe=recipe, data_digests=prepared.digests(), eos_ids=self.target.eos_ids)  # fmt: skip
+            save_drafter(
+                folder, drafter, target=self.target.identity(), tokenizer=self.target.tokenizer, sampler=sampler,
+                recipe=recipe, data_digests=prepared.digests(), eos_ids=self.target.eos_ids,
+            )  # fmt: skip
 
         trainer = Trainer(drafter, self.target.head, prepared.train_store, prepared.heldout_store,
                           loss=self.recipe.loss, optim=self.recipe.optim, config=self.recipe.training,
