@@ -1,17 +1,23 @@
-"""Key-value caches of the target and of drafters: make one, ask its length, roll it back, drop finished rows.
+"""Key-value caches of the target and of drafters: ragged lengths, rollback, the gather of an accepted path.
+
+Row b of a cache holds its first ``lengths[b]`` positions at columns 0, 1, 2, ...: position and column are the same, for
+every row, whatever its companions' lengths. New positions are written behind that, and what is not kept is overwritten.
 
 The one place that knows how transformers' caches differ between versions: 5.20 and newer name the forward argument
 ``cache``, older ones ``past_key_values``.
+
+Shapes: B rows of the batch, T new positions, C columns, heads, size of a head.
 """
 
 from __future__ import annotations
 
 import inspect
+from collections.abc import Sequence
 from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
-from transformers import Cache, PreTrainedConfig, PreTrainedModel
+from transformers import Cache, PreTrainedConfig
 from transformers.cache_utils import DynamicLayer
 
 from spectrain.errors import SpectrainError
@@ -36,45 +42,153 @@ def check_reversible(config: PreTrainedConfig) -> None:
 class BufferedLayer(DynamicLayer):
     """Keys and values in buffers with room to spare, so that a step appends in place instead of copying everything.
 
-    ``keys`` and ``values`` are views [B, heads, length, size] of the filled part. For inference only.
+    ``keys`` and ``values`` are views [B, heads, C, size] of the columns in use. For inference only.
     """
 
-    ROOM = 256  # positions added when a buffer is full
+    ROOM = 256  # columns added when a buffer is full
 
     keys: Tensor
     values: Tensor
 
-    def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
+    def write(self, keys: Tensor, values: Tensor, start: int | None, columns_BT: Tensor | None, stop: int) -> None:
+        """Put [B, heads, T, size] at columns ``start`` on (the same for all rows) or at ``columns_BT``."""
         if not self.is_initialized:
-            self.lazy_initialization(key_states, value_states)
-            self.keys, self.values = key_states[..., :0, :], value_states[..., :0, :]
-            self._keys, self._values = self.keys, self.values
-        start = self.keys.shape[-2]
-        stop = start + key_states.shape[-2]
+            self.lazy_initialization(keys, values)
+            self._keys, self._values = keys[..., :0, :], values[..., :0, :]
         if stop > self._keys.shape[-2]:
-            self._keys, self._values = (_grown(t, stop + self.ROOM) for t in (self.keys, self.values))
-        self._keys[..., start:stop, :] = key_states
-        self._values[..., start:stop, :] = value_states
-        self.keys, self.values = self._keys[..., :stop, :], self._values[..., :stop, :]
-        return self.keys, self.values
+            self._keys, self._values = (_grown(t, stop + self.ROOM) for t in (self._keys, self._values))
+        for buffer, new in ((self._keys, keys), (self._values, values)):
+            if columns_BT is None:
+                buffer[..., start:stop, :] = new
+            else:
+                buffer.scatter_(2, columns_BT[:, None, :, None].expand_as(new), new)
+        self.cut(stop)
 
-    def select(self, rows: Tensor) -> None:
+    def cut(self, stop: int) -> None:
+        self.keys, self.values = self._keys[..., :stop, :], self._values[..., :stop, :]
+
+    def move(self, source_BT: Tensor, destination_BT: Tensor) -> None:
+        """Copy columns; all are read before any is written."""
+        B, heads, _, size = self._keys.shape
+        for buffer in (self._keys, self._values):
+            moved = buffer.gather(2, source_BT[:, None, :, None].expand(B, heads, -1, size))
+            buffer.scatter_(2, destination_BT[:, None, :, None].expand_as(moved), moved)
+
+    def select(self, rows: Tensor, stop: int) -> None:
         """Keep these rows of the batch, in this order."""
         self._keys, self._values = self._keys[rows], self._values[rows]
-        length = self.keys.shape[-2]
-        self.keys, self.values = self._keys[..., :length, :], self._values[..., :length, :]
+        self.cut(stop)
 
 
 def _grown(filled: Tensor, room: int) -> Tensor:
     buffer = filled.new_empty((*filled.shape[:-2], room, filled.shape[-1]))
-    buffer[..., : filled.shape[-2], :] = filled
+    held = filled.shape[-2]
+    buffer[..., :held, :] = filled
+    buffer[..., held:, :] = 0  # a column nobody wrote is masked, but NaN times 0 would still be NaN
     return buffer
 
 
-def new_cache(config: PreTrainedConfig) -> Cache:
-    """An empty cache that keeps every position of every layer, so that any rollback is exact."""
-    check_reversible(config)
-    return Cache(layer_class_to_replicate=BufferedLayer)
+class KeyValueCache(Cache):
+    """Keys and values of B requests, each with its own length; any rollback is exact.
+
+    ``lengths`` are on the host: the decoder knows them anyway, once a round.
+    """
+
+    def __init__(self, batch: int = 1) -> None:
+        super().__init__(layer_class_to_replicate=BufferedLayer)
+        self.lengths = [0] * batch
+        self._columns_BT: Tensor | None = None
+
+    @property
+    def uniform(self) -> bool:
+        """Whether all rows have the same length."""
+        return min(self.lengths) == max(self.lengths)
+
+    @property
+    def longest(self) -> int:
+        return max(self.lengths)
+
+    def get_seq_length(self, layer_idx: int = 0) -> int:
+        return self.longest
+
+    def get_mask_sizes(self, query_length: Any, layer_idx: int = 0) -> tuple[int, int]:
+        return self.longest + int(query_length), 0
+
+    def prepare(self, count: int, device: torch.device) -> None:
+        """Choose the columns of the next ``count`` positions once, for all layers."""
+        self._columns_BT = None
+        if not self.uniform:
+            start_B = torch.tensor(self.lengths).to(device, non_blocking=True)
+            self._columns_BT = start_B[:, None] + torch.arange(count, device=device)
+
+    def update(
+        self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any, **kwargs: Any
+    ) -> tuple[Tensor, Tensor]:
+        while len(self.layers) <= layer_idx:
+            self.layers.append(BufferedLayer())
+        layer = cast(BufferedLayer, self.layers[layer_idx])
+        stop = self.longest + key_states.shape[-2]
+        layer.write(key_states, value_states, self.longest, self._columns_BT, stop)
+        return layer.keys, layer.values
+
+    def advance(self, count: int) -> None:
+        """Count the positions that a forward has written."""
+        self.lengths = [length + count for length in self.lengths]
+
+    def rollback(self, lengths: int | Sequence[int]) -> None:
+        """Forget every position from ``lengths[b]`` on; the next forward then equals one over what is left.
+
+        Nothing is copied, and nothing stale is ever attended to: what lies behind is masked, then overwritten. Raises
+        SpectrainError when a row holds fewer positions.
+        """
+        wanted = [lengths] * len(self.lengths) if isinstance(lengths, int) else list(lengths)
+        for held, length in zip(self.lengths, wanted, strict=True):
+            if not 0 <= length <= held:
+                raise SpectrainError(f"cannot roll a cache of {held} positions back to {length}; expected 0 to {held}")
+        self.lengths = wanted
+        self._cut()
+
+    def keep(self, before: Sequence[int], paths: Sequence[Sequence[int]]) -> None:
+        """Of the positions written behind ``before``, keep these and no others, in this order.
+
+        ``paths[b]`` are the kept rows of the last forward, ascending, counted from 0.
+        """
+        if any(path != list(range(len(path))) for path in map(list, paths)):
+            device = cast(BufferedLayer, self.layers[0]).keys.device
+            width = max(len(path) for path in paths)
+            rows = [[*path, *range(len(path), width)] for path in paths]  # what is not kept stays where it is
+            before_B1 = torch.tensor(before)[:, None]
+            source_BT = (before_B1 + torch.tensor(rows)).to(device)
+            destination_BT = (before_B1 + torch.arange(width)).to(device)
+            for layer in self._layers:
+                layer.move(source_BT, destination_BT)
+        self.rollback([start + len(path) for start, path in zip(before, paths, strict=True)])
+
+    def select(self, rows: Sequence[int]) -> None:
+        """Keep these rows of the batch, in this order."""
+        self.lengths = [self.lengths[row] for row in rows]
+        for layer in self._layers:
+            layer.select(torch.tensor(rows, device=layer.keys.device), self.longest)
+
+    def bytes(self) -> int:
+        """Memory of the cached keys and values, in bytes, room to spare not counted."""
+        return sum(t.numel() * t.element_size() for layer in self._layers for t in (layer.keys, layer.values))
+
+    @property
+    def _layers(self) -> list[BufferedLayer]:
+        return cast(list[BufferedLayer], self.layers)
+
+    def _cut(self) -> None:
+        for layer in self._layers:
+            layer.cut(self.longest)
+
+
+def last_positions(hidden_BTH: Tensor, counts: Sequence[int]) -> Tensor:
+    """The state of each row's last real position, [B, 1, H], of rows right-padded to one length."""
+    if min(counts) == hidden_BTH.shape[1]:
+        return hidden_BTH[:, -1:]
+    at_B = torch.tensor(counts).to(hidden_BTH.device, non_blocking=True) - 1
+    return hidden_BTH[torch.arange(len(counts), device=hidden_BTH.device), at_B].unsqueeze(1)
 
 
 def cache_argument(model: nn.Module) -> str:
@@ -87,68 +201,3 @@ def cache_argument(model: nn.Module) -> str:
         f"a {type(model).__name__} takes no cache of keys and values by position (a recurrent model?), so a rejected "
         "draft token cannot be rolled back; expected a decoder-only transformer"
     )
-
-
-@torch.inference_mode()
-def check_rollback(model: PreTrainedModel) -> None:
-    """Refuse, by name, a model that does not go on from a rolled-back cache as from a recomputation.
-
-    Configs do not always tell: this catches states kept outside the cache and attention that is not causal.
-    """
-    if getattr(model, "_is_stateful", False):
-        raise SpectrainError(
-            f"a {type(model).__name__} carries a recurrent state, which cannot be rolled back after a rejected draft "
-            "token. Speculative decoding here needs a target whose layers all keep keys and values by position."
-        )
-    body, name = model.base_model, cache_argument(model.base_model)
-    ids_1T = torch.arange(4, device=model.device).remainder(model.config.get_text_config().vocab_size)[None]
-    cache = new_cache(model.config)
-    body(input_ids=ids_1T[:, [0, 1, 3]], use_cache=True, **{name: cache})  # the third token is then rejected
-    rollback(cache, min(2, cached_length(cache)))
-    after = body(input_ids=ids_1T[:, 2:], use_cache=True, **{name: cache}).last_hidden_state
-    whole = body(input_ids=ids_1T, use_cache=False).last_hidden_state[:, 2:]
-    # Rounding stays near eps, a stale or missing state near 1; many layers compute their norms in float32.
-    tolerance = 2 * max(torch.finfo(whole.dtype).eps, torch.finfo(torch.float32).eps) ** 0.5
-    size = float(whole.abs().mean(dtype=torch.float32))
-    difference = float((after - whole).abs().mean(dtype=torch.float32))
-    if cached_length(cache) != 4 or not difference <= tolerance * size:  # a NaN is refused too
-        raise SpectrainError(
-            f"a {type(model).__name__} does not go on from a rolled-back cache as from a recomputation (its cache "
-            f"holds {cached_length(cache)} of 4 positions, its states of mean size {size:.2g} differ by "
-            f"{difference:.2g}): a state outside the cache, or attention that is not causal. Speculative decoding "
-            "cannot be exact with it."
-        )
-
-
-def _layers(cache: Cache) -> list[BufferedLayer]:
-    return cast(list[BufferedLayer], cache.layers)
-
-
-def cached_length(cache: Cache) -> int:
-    """Number of positions whose keys and values the cache holds."""
-    return int(cache.get_seq_length())
-
-
-def rollback(cache: Cache, length: int) -> None:
-    """Forget every position from ``length`` on; the next forward then equals one over the first ``length`` tokens.
-
-    Nothing is copied, and nothing stale is ever attended to: the views end at ``length`` and what lies behind is
-    overwritten. Raises SpectrainError when the cache holds fewer positions.
-    """
-    held = cached_length(cache)
-    if not 0 <= length <= held:
-        raise SpectrainError(f"cannot roll a cache of {held} positions back to {length}; expected 0 to {held}")
-    if length < held:
-        for layer in _layers(cache):
-            layer.keys, layer.values = layer.keys[..., :length, :], layer.values[..., :length, :]
-
-
-def select_rows(cache: Cache, rows: Tensor) -> None:
-    """Keep these rows of the batch, in this order, in every layer."""
-    for layer in _layers(cache):
-        layer.select(rows)
-
-
-def cache_bytes(cache: Cache) -> int:
-    """Memory of the cached keys and values, in bytes, room to spare not counted."""
-    return sum(t.numel() * t.element_size() for layer in _layers(cache) for t in (layer.keys, layer.values))

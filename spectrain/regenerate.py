@@ -18,7 +18,7 @@ from tqdm import tqdm
 
 from spectrain.data.conversations import Conversation, render_prompt
 from spectrain.data.split import conversations_digest
-from spectrain.decoding.batched import generate_batch
+from spectrain.decoding import generate_batch
 from spectrain.errors import SpectrainError
 from spectrain.exact.sampler import Sampler
 from spectrain.files import atomic_file, json_digest, whole_lines
@@ -94,7 +94,9 @@ def _answer(target: Target, batch: Sequence[Conversation], prompts: dict[str, li
             config: RegenerateConfig) -> list[dict[str, Any]]:  # fmt: skip
     seeds = [_seed(config.seed, conversation.id) for conversation in batch]
     ids = [prompts[conversation.id] for conversation in batch]
-    generations = generate_batch(target, ids, sampler=config.sampler, max_new_tokens=config.max_new_tokens, seeds=seeds)
+    generations = generate_batch(
+        target, None, ids, sampler=config.sampler, max_new_tokens=config.max_new_tokens, seeds=seeds
+    )
     rows = []
     for conversation, prompt, generation in zip(batch, ids, generations, strict=True):
         text = target.tokenizer.decode(generation.tokens, skip_special_tokens=True)

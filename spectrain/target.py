@@ -20,14 +20,15 @@ from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
     AutoTokenizer,
-    Cache,
     PreTrainedModel,
     PreTrainedTokenizerBase,
 )
 
-from spectrain.cache import cache_argument, check_reversible, check_rollback, new_cache
+from spectrain.attention import Masks, cached_forward, check_attention
+from spectrain.cache import KeyValueCache, cache_argument, check_reversible
 from spectrain.errors import SpectrainError
 from spectrain.identity import TargetIdentity, check_rows, target_identity
+from spectrain.shapes import Layout
 from spectrain.weights import resolve_model
 
 TAP_CONVENTION = "stream entering layer k (hidden_states[k])"
@@ -126,12 +127,13 @@ class Target:
         self.config = model.config.get_text_config(decoder=True)
         check_rows(tokenizer, self.head_weight.shape[0])
         self.tokenizer_size = max(tokenizer.get_vocab().values()) + 1
-        self._cache_argument = cache_argument(model.base_model)
+        cache_argument(model.base_model)
+        self._masks = Masks(self.config)
         self._taps: tuple[int, ...] = ()
         self._identity: TargetIdentity | None = None
         self._streams: dict[int, Tensor] = {}
         self._hooks: list[Any] = []
-        check_rollback(self.model)
+        check_attention(self.model, self.config)
         self._check_head()
 
     @property
@@ -210,21 +212,20 @@ class Target:
 
         return layer.register_forward_pre_hook(keep, with_kwargs=True)
 
-    def new_cache(self) -> Cache:
-        return new_cache(self.model.config)
+    def new_cache(self, batch: int = 1) -> KeyValueCache:
+        return KeyValueCache(batch)
 
     @torch.inference_mode()
-    def forward(self, ids_BT: Tensor, *, cache: Cache | None = None, attention_mask: Tensor | None = None,
-                positions_BT: Tensor | None = None) -> Features:  # fmt: skip
-        """Run the layers over ``ids_BT`` (after what ``cache`` holds). The head is not applied: see ``logits``."""
-        arguments: dict[str, Any] = {"input_ids": ids_BT, "use_cache": cache is not None}
-        if cache is not None:
-            arguments[self._cache_argument] = cache
-        if attention_mask is not None:
-            arguments["attention_mask"] = attention_mask
-        if positions_BT is not None:
-            arguments["position_ids"] = positions_BT
-        hidden = self.model.base_model(**arguments).last_hidden_state
+    def forward(self, ids_BT: Tensor, *, cache: KeyValueCache | None = None, layout: Layout | None = None) -> Features:
+        """Run the layers over ``ids_BT``, after what ``cache`` holds. The head is not applied: see ``logits``.
+
+        ``layout`` says where tokens behind a cache stand: one after another (the default) or in a tree. Rows of unlike
+        lengths are right-padded.
+        """
+        if cache is None:
+            hidden = self.model.base_model(input_ids=ids_BT, use_cache=False).last_hidden_state
+        else:
+            hidden = cached_forward(self.model.base_model, self._masks, ids_BT, cache, layout)
         streams = [self._streams.pop(index) for index in self._taps]
         return Features(hidden, torch.cat(streams, dim=-1) if streams else hidden[..., :0])
 

@@ -1,7 +1,7 @@
-"""Exact decoding: plain and speculative."""
+"""Exact decoding: plain and speculative, one request or many, chains and trees."""
 
 from spectrain.decoding.autoregressive import generate_plain
-from spectrain.decoding.decoder import generate
+from spectrain.decoding.decoder import Decoding, Emitted, generate, generate_batch
 from spectrain.decoding.trace import Generation, Round
 
-__all__ = ["Generation", "Round", "generate", "generate_plain"]
+__all__ = ["Decoding", "Emitted", "Generation", "Round", "generate", "generate_batch", "generate_plain"]

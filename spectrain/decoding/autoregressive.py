@@ -6,7 +6,8 @@ from collections.abc import Collection, Sequence
 
 import torch
 
-from spectrain.decoding.requests import check_request, uniform_stream
+from spectrain.decoding.outcome import check_finite
+from spectrain.decoding.requests import Options, check_request, uniform_stream
 from spectrain.decoding.trace import Clock, Generation, Round
 from spectrain.exact.sampler import Sampler, draw
 from spectrain.target import Target
@@ -20,30 +21,34 @@ def generate_plain(
     sampler: Sampler,
     max_new_tokens: int,
     eos_ids: Collection[int] | None = None,
+    min_new_tokens: int = 0,
+    stop: str | Sequence[str] = (),
     seed: int = 0,
 ) -> Generation:
-    """Decode at most ``max_new_tokens`` tokens after ``prompt_ids``; stops with (and keeps) the first EOS.
+    """Decode at most ``max_new_tokens`` tokens after ``prompt_ids``; stops with (and keeps) the first EOS, or with the
+    token that completes a stop string.
 
     ``eos_ids`` defaults to the target's. The trace has a round with no proposal for every token after the first.
     """
     check_request(target, prompt_ids, max_new_tokens)
-    eos = set(target.eos_ids if eos_ids is None else eos_ids)
-    result, clock, uniforms = Generation(), Clock(target.device), uniform_stream(seed)
+    options = Options.of(target, sampler, max_new_tokens, eos_ids, min_new_tokens, stop)
+    ending, result, uniforms = options.stopping(), Generation(), uniform_stream(seed)
     cache, inputs = target.new_cache(), torch.tensor([list(prompt_ids)], device=target.device)
-    while len(result.tokens) < max_new_tokens:
-        clock.lap()
+    clock = Clock(target.device)
+    while not ending.finished:
         logits_V = target.logits(target.forward(inputs, cache=cache).hidden_BTH[0, -1])
-        token = draw(sampler.probabilities(logits_V), uniforms(1)[0].to(logits_V.device))
+        p_V = options.law(logits_V, torch.tensor(ending.count))
+        token = draw(p_V, uniforms(1)[0].to(p_V.device))
         inputs = token.view(1, 1)
-        result.tokens.append(int(token))
+        check_finite(not bool(logits_V.isnan().any()), target)
+        result.tokens += ending.keep([int(token)])
         seconds = clock.lap()
+        result.total_s += seconds
         if len(result.tokens) == 1:
             result.prefill_s = seconds
         else:
-            result.verify_s += seconds
-            result.rounds.append(Round(proposed=0, accepted=0, committed=1))
-        if result.tokens[-1] in eos:
-            result.finished = "eos"
-            break
-    result.total_s = clock.total()
+            clip = ending.finished if ending.finished == "stop" else None
+            result.rounds.append(Round(0, 0, 1, clip, verify_s=seconds, total_s=seconds))
+    result.finished = ending.finished
+    result.text = ending.text if ending.stop else None
     return result

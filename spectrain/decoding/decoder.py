@@ -1,134 +1,233 @@
-"""Speculative decoding of one request: draft, verify, commit, until the answer ends or the budget does.
+"""Speculative decoding of a batch of requests: draft, verify, commit, until each answer ends.
 
 The output has the target's law exactly, whatever the drafter proposes (2211.17192, 2302.01318): ``spectrain.exact``
-decides what is kept, and p, residual and bonus all come from the same sampler.
+decides what is kept, and p, residual and bonus all come from the same sampler. A request's output does not depend on
+its companions: it has its own stream of uniforms, of which every round consumes the same number.
 
-Shapes: K proposed tokens of this round, V target vocabulary.
+Shapes: B requests still running, T positions, N proposed nodes, M = N + 1 rows of a round (the pending token first),
+U uniforms of a round, V target vocabulary.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from spectrain.cache import rollback
-from spectrain.decoding.requests import check_request, uniform_stream
-from spectrain.decoding.trace import Clip, Clock, Generation, Round
-from spectrain.drafters.base import Drafter, Proposal
+from spectrain.cache import last_positions
+from spectrain.decoding.outcome import check_finite, evaluate
+from spectrain.decoding.requests import Options, check_request, uniform_stream
+from spectrain.decoding.stopping import Finish
+from spectrain.decoding.trace import Clock, Generation, Round
+from spectrain.decoding.verification import Verification, check_verification
+from spectrain.drafters.base import Committed, Drafter, Proposal
 from spectrain.errors import SpectrainError
 from spectrain.exact.sampler import Sampler, draw
-from spectrain.exact.verify.chain import verify_chain
+from spectrain.shapes import Chain, Shape, check_shape
 from spectrain.target import Features, Target
 
 
-@torch.inference_mode()
-def generate(
-    target: Target,
-    drafter: Drafter,
-    prompt_ids: Sequence[int],
-    *,
-    sampler: Sampler,
-    draft_length: int,
-    max_new_tokens: int,
-    eos_ids: Collection[int] | None = None,
-    seed: int = 0,
-) -> Generation:
-    """Decode at most ``max_new_tokens`` tokens after ``prompt_ids``, drafting ``draft_length`` a round.
+@dataclass(frozen=True)
+class Emitted:
+    """New tokens of one request, and whether they are its last."""
 
-    Stops with (and keeps) the first EOS; ``eos_ids`` defaults to the target's. The last round drafts no more than the
-    budget can still hold. At T=0 the tokens equal ``generate_plain``'s (up to ties of floating point); at T>0 they have
-    the same law, under another use of the random stream.
+    request: int
+    tokens: list[int]
+    finished: Finish | None
+
+
+def generate(target: Target, drafter: Drafter | None, prompt_ids: Sequence[int], *, seed: int = 0,
+             **settings: Any) -> Generation:  # fmt: skip
+    """Decode one request; ``settings`` are those of ``Decoding``."""
+    return generate_batch(target, drafter, [prompt_ids], seeds=[seed], **settings)[0]
+
+
+def generate_batch(target: Target, drafter: Drafter | None, prompts: Sequence[Sequence[int]], *,
+                   seeds: Sequence[int], **settings: Any) -> list[Generation]:  # fmt: skip
+    """Decode every prompt at once, in order; ``settings`` are those of ``Decoding``."""
+    decoding = Decoding(target, drafter, prompts, seeds=seeds, **settings)
+    for _ in decoding:
+        pass
+    return decoding.results
+
+
+class Decoding:
+    """A batch of requests on its way. Iterating runs it, and gives what each round committed; ``results`` fills.
+
+    At T=0 the tokens equal ``generate_plain``'s (up to ties of floating point); at T>0 they have the same law, under
+    another use of the random stream. ``drafter`` None decodes plainly. ``shape`` is asked of the drafter each round;
+    near the end of a budget less, so that the repair or bonus token always has room. ``eos_ids`` defaults to the
+    target's. ``timed=False`` does not wait for the device between the parts of a round; then only totals are true.
+
+    Raises SpectrainError for requests that cannot be served, before anything is computed.
     """
-    check_request(target, prompt_ids, max_new_tokens)
-    if draft_length < 1:
-        raise SpectrainError(f"draft_length is {draft_length}; expected 1 or more (use generate_plain for none)")
-    target.tap(drafter.tap_layers)
-    session = _Session(target, drafter, sampler, set(target.eos_ids if eos_ids is None else eos_ids), seed)
-    clock, result = session.clock, session.result
-    if max_new_tokens > 0:
-        session.prefill(prompt_ids)
-    while result.finished != "eos" and len(result.tokens) < max_new_tokens:
-        session.round(draft_length, max_new_tokens - len(result.tokens))
-    result.total_s = clock.total()
-    return result
 
+    def __init__(self, target: Target, drafter: Drafter | None, prompts: Sequence[Sequence[int]], *, sampler: Sampler,
+                 max_new_tokens: int, seeds: Sequence[int], shape: Shape | None = None,
+                 verification: Verification = "token", eos_ids: Collection[int] | None = None, min_new_tokens: int = 0,
+                 stop: str | Sequence[str] = (), timed: bool = True) -> None:  # fmt: skip
+        if len(seeds) != len(prompts):
+            raise SpectrainError(f"{len(prompts)} prompts and {len(seeds)} seeds; expected one seed for each prompt")
+        for prompt in prompts:
+            check_request(target, prompt, max_new_tokens)
+        self.shape = _checked(drafter, shape, verification)
+        self.target, self.drafter, self.results = target, drafter, [Generation() for _ in prompts]
+        self._options = Options.of(target, sampler, max_new_tokens, eos_ids, min_new_tokens, stop, verification)
+        self._prompts = [list(prompt) for prompt in prompts]
+        self._running = list(range(len(prompts)))
+        self._endings = [self._options.stopping() for _ in prompts]
+        self._streams = [uniform_stream(seed) for seed in seeds]
+        self._clock = Clock(target.device, exact=timed)
 
-class _Session:
-    """One request on its way: the target's cache holds every committed token but the last, which is pending."""
+    @torch.inference_mode()
+    def __iter__(self) -> Iterator[list[Emitted]]:
+        self.target.tap(self.drafter.tap_layers if self.drafter else ())
+        if self._running and self._options.max_new_tokens:
+            yield self._prefill()
+            while self._running:
+                yield self._round()
 
-    def __init__(self, target: Target, drafter: Drafter, sampler: Sampler, eos: set[int], seed: int) -> None:
-        self.target, self.drafter, self.sampler, self.eos = target, drafter, sampler, eos
-        self.cache, self.state = target.new_cache(), drafter.start()
-        self.uniforms, self.clock, self.result = uniform_stream(seed), Clock(target.device), Generation()
-        self.committed = 0
-        self.pending: Tensor
+    def _prefill(self) -> list[Emitted]:
+        self._clock.lap()
+        counts = [len(prompt) for prompt in self._prompts]
+        self._cache = self.target.new_cache(len(counts))
+        features = self.target.forward(self._padded(self._prompts), cache=self._cache)
+        self._cache.rollback(counts)
+        hidden_B1H = last_positions(features.hidden_BTH, counts)
+        p_B1V = self._options.law(self.target.logits(hidden_B1H), torch.zeros(len(counts), 1, dtype=torch.long))
+        first = draw(p_B1V[:, 0], self._uniforms(1)[:, 0])
+        check_finite(bool(hidden_B1H.isfinite().all()), self.target)
+        emitted = self._keep([[token] for token in first.tolist()])
+        target_s = self._clock.lap()
+        if self.drafter is not None:
+            self._state = self.drafter.start([prompt[0] for prompt in self._prompts])
+        rows = self._drop_finished(emitted)
+        tokens = [self._prompts[i][1:] + self.results[i].tokens for i in self._running]
+        self._observe(tokens, lambda: _rows(features, rows))
+        draft_s = self._clock.lap()
+        for result in self.results:
+            result.prefill_s, result.prefill_draft_s, result.total_s = target_s, draft_s, target_s + draft_s
+        return emitted
 
-    def prefill(self, prompt_ids: Sequence[int]) -> None:
-        ids_1T = torch.tensor([list(prompt_ids)], device=self.target.device)
-        features = self.target.forward(ids_1T, cache=self.cache)
-        p_V = self.sampler.probabilities(self.target.logits(features.hidden_BTH[0, -1]))
-        self.pending = draw(p_V, self._uniforms(1)[0])
-        self.committed = len(prompt_ids)
-        token = int(self.pending)
-        self.result.prefill_s = self.clock.lap()
-        self.drafter.observe(self.state, [*prompt_ids, token], features)
-        self._keep([token])
+    def _round(self) -> list[Emitted]:
+        running, clock = list(self._running), self._clock
+        clock.lap()
+        limits = [min(self._depth, self._endings[i].left - 1) for i in running]  # the last place is the target's own
+        uniforms_BU = self._uniforms(2 * self._nodes + 1)
+        proposal = self._propose(limits, uniforms_BU[:, : self._nodes])
+        draft_s = clock.lap()
+        pending = [self.results[i].tokens[-1] for i in running]
+        produced = [self._endings[i].count for i in running]
+        outcome = evaluate(self.target, self._cache, self._options, self.shape, pending, produced, limits, proposal,
+                           uniforms_BU[:, self._nodes :], clock)  # fmt: skip
+        emitted = self._keep(outcome.tokens)
+        rows = self._drop_finished(emitted)
+        other_s = clock.lap()
+        self._observe([outcome.tokens[row] for row in rows], lambda: outcome.kept_features(rows), outcome.answers(rows))
+        draft_s += clock.lap()
+        total_s = draft_s + outcome.target_s + outcome.other_s + other_s
+        for row, (i, event) in enumerate(zip(running, emitted, strict=True)):
+            clipped = _clip(event.finished, limits[row] < self._depth)
+            # Accepted draft tokens behind an end were never part of the answer.
+            accepted, count = min(len(outcome.paths[row]), len(event.tokens)), len(event.tokens)
+            self.results[i].rounds.append(
+                Round(
+                    outcome.depths[row],
+                    accepted,
+                    count,
+                    clipped,
+                    outcome.nodes[row],
+                    draft_s,
+                    outcome.target_s,
+                    total_s,
+                )
+            )
+            self.results[i].total_s += total_s
+        return emitted
 
-    def round(self, draft_length: int, budget: int) -> None:
-        asked = min(draft_length, budget - 1)  # the repair or bonus token takes the last place
-        self.clock.lap()
-        proposal = self._propose(asked)
-        self.result.draft_s += self.clock.lap()
-        features, logits_KV = self._verify_forward(proposal.tokens_K)
-        self.result.verify_s += self.clock.lap()
-        accepted, token = self._verdict(proposal, logits_KV)
-        kept = [*proposal.tokens_K[:accepted].tolist(), int(token)]
-        self.pending = token
-        self.committed += 1 + accepted
-        rollback(self.cache, self.committed)
-        self.clock.lap()
-        self.drafter.observe(self.state, kept, features[: 1 + accepted])
-        self.result.draft_s += self.clock.lap()
-        count = self._keep(kept)
-        # A round that ends the answer is set apart wherever in it EOS stood: setting apart only those that were cut
-        # short would leave out just the ends that were drafted right.
-        ended: Clip | None = "eos" if self.result.finished == "eos" else None
-        clipped: Clip | None = ended or ("budget" if asked < draft_length else None)
-        # Accepted draft tokens behind an EOS were never part of the answer.
-        self.result.rounds.append(Round(proposal.tokens_K.numel(), min(accepted, count), count, clipped))
+    # --- parts ------------------------------------------------------------------------------------------------
+
+    @property
+    def _depth(self) -> int:
+        return self.shape.depth if self.drafter is not None else 0
+
+    @property
+    def _nodes(self) -> int:
+        return self.shape.nodes if self.drafter is not None else 0
 
     def _uniforms(self, count: int) -> Tensor:
-        return self.uniforms(count).to(self.target.device)
+        """Every request's next uniforms [B, count], from its own stream."""
+        return torch.stack([self._streams[i](count) for i in self._running]).to(self.target.device)
 
-    def _propose(self, length: int) -> Proposal:
-        if length == 0:
-            return Proposal(torch.empty(0, dtype=torch.long, device=self.target.device), None)
-        proposal = self.drafter.propose(self.state, self.sampler, length, self._uniforms(length))
-        if proposal.tokens_K.numel() > length:
+    def _padded(self, rows: Sequence[Sequence[int]]) -> Tensor:
+        width = max(len(row) for row in rows)
+        return torch.tensor([[*row, *[0] * (width - len(row))] for row in rows]).to(self.target.device)
+
+    def _propose(self, limits: Sequence[int], uniforms_BN: Tensor) -> Proposal:
+        if self.drafter is None or not any(limits):
+            empty_B0 = torch.empty(len(self._running), 0, dtype=torch.long, device=self.target.device)
+            return Proposal(empty_B0)
+        proposal = self.drafter.propose(self._state, self._options.sampler, self.shape, limits, uniforms_BN)
+        if proposal.tokens_BN.shape[1] > self._nodes:
             raise SpectrainError(
-                f"{type(self.drafter).__name__} proposed {proposal.tokens_K.numel()} tokens, expected at most "
-                f"{length}: more could exceed the budget or the target's context"
+                f"{type(self.drafter).__name__} proposed {proposal.tokens_BN.shape[1]} tokens, expected at most "
+                f"{self._nodes} ({self.shape.describe()})"
             )
-        return Proposal(proposal.tokens_K.to(self.target.device), proposal.q_KV)
+        return proposal
 
-    def _verify_forward(self, tokens_K: Tensor) -> tuple[Features, Tensor]:
-        features = self.target.forward(torch.cat([self.pending.view(1), tokens_K])[None], cache=self.cache)
-        return features, self.target.logits(features.hidden_BTH[0])
+    def _keep(self, tokens: list[list[int]]) -> list[Emitted]:
+        """Append what belongs to each running request's answer."""
+        emitted = []
+        for i, new in zip(self._running, tokens, strict=True):
+            ending, result = self._endings[i], self.results[i]
+            kept = ending.keep(new)
+            result.tokens.extend(kept)
+            if ending.finished:
+                result.finished, result.text = ending.finished, ending.text if ending.stop else None
+            emitted.append(Emitted(i, kept, ending.finished))
+        return emitted
 
-    def _verdict(self, proposal: Proposal, logits_KV: Tensor) -> tuple[int, Tensor]:
-        p_1KV = self.sampler.probabilities(logits_KV)[None]
-        q_1KV = None if proposal.q_KV is None else proposal.q_KV[None]
-        count = proposal.tokens_K.numel()
-        verdict = verify_chain(p_1KV, q_1KV, proposal.tokens_K[None], self._uniforms(count + 1)[None])
-        return int(verdict.accepted[0]), verdict.token[0]
+    def _drop_finished(self, emitted: Sequence[Emitted]) -> list[int]:
+        """Finished requests leave the batch; the rows that stay."""
+        rows = [row for row, event in enumerate(emitted) if not event.finished]
+        if rows and len(rows) < len(emitted):
+            self._cache.select(rows)
+            if self.drafter is not None:
+                self.drafter.select(self._state, rows)
+        self._running = [self._running[row] for row in rows]
+        return rows
 
-    def _keep(self, tokens: list[int]) -> int:
-        """Append up to and including the first EOS; how many were kept."""
-        end = next((i + 1 for i, token in enumerate(tokens) if token in self.eos), None)
-        if end is not None:
-            self.result.finished = "eos"
-        kept = tokens[:end]
-        self.result.tokens.extend(kept)
-        return len(kept)
+    def _observe(self, tokens: list[list[int]], features: Callable[[], Features],
+                 answers_BA: Tensor | None = None) -> None:  # fmt: skip
+        if self.drafter is not None and tokens:
+            tokens_BT = self._padded(tokens)
+            kept = features()[: tokens_BT.shape[1]]
+            self.drafter.observe(self._state, Committed(tokens, tokens_BT, kept, answers_BA))
+
+
+def _checked(drafter: Drafter | None, shape: Shape | None, verification: Verification) -> Shape:
+    if drafter is None:
+        return Chain(1)  # never asked for
+    if shape is None:
+        raise SpectrainError("a drafter needs a shape to fill; give shape=Chain(5), for instance")
+    check_shape(shape, deepest=drafter.deepest, columns=drafter.columns, trees=drafter.trees,
+                name=type(drafter).__name__)  # fmt: skip
+    check_verification(verification, shape)
+    return shape
+
+
+def _clip(finished: Finish | None, cut_short: bool) -> Finish | None:
+    # A round that ends the answer is set apart wherever in it the end stood: setting apart only those that were cut
+    # short would leave out just the ends that were drafted right.
+    if finished in ("eos", "stop"):
+        return finished
+    return "budget" if cut_short else None
+
+
+def _rows(features: Features, rows: Sequence[int]) -> Features:
+    if len(rows) == len(features.hidden_BTH):
+        return features
+    return Features(features.hidden_BTH[list(rows)], features.taps_BTF[list(rows)])

@@ -4,38 +4,58 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass, field
-from typing import Literal
 
 import torch
 
-Clip = Literal["eos", "budget"]
+from spectrain.decoding.stopping import Finish
+
+Clip = Finish  # why a round kept less than it could
 
 
 @dataclass(frozen=True)
 class Round:
-    """One draft and one verification. ``committed`` counts the tokens kept, with repair or bonus.
+    """One draft and one verification of a request. ``committed`` counts the tokens kept, with repair or bonus.
 
+    ``proposed`` is how many tokens deep the proposal went, ``nodes`` how many it had (the same, for a chain).
     ``clipped`` says why a round kept fewer tokens than were accepted plus one, or was asked for fewer draft tokens than
-    usual: the answer ended, or the budget did.
+    usual: the answer ended, or the budget did. The device seconds are those of the round, which a batch shares.
     """
 
     proposed: int
     accepted: int
     committed: int
     clipped: Clip | None = None
+    nodes: int = 0
+    draft_s: float = 0.0
+    verify_s: float = 0.0
+    total_s: float = 0.0
 
 
 @dataclass
 class Generation:
-    """Generated ``tokens`` (the first one comes from the prefill), the rounds, and device seconds by phase."""
+    """Generated ``tokens`` (the first one comes from the prefill), the rounds, and device seconds.
+
+    ``text`` is the answer without its stop string, where stop strings were given. ``prefill_s`` is the target's part
+    of the prefill; ``total_s`` also holds the drafter's.
+    """
 
     tokens: list[int] = field(default_factory=list)
-    finished: Clip = "budget"
+    finished: Finish = "budget"
     rounds: list[Round] = field(default_factory=list)
+    text: str | None = None
     prefill_s: float = 0.0
-    draft_s: float = 0.0
-    verify_s: float = 0.0
+    prefill_draft_s: float = 0.0
     total_s: float = 0.0
+
+    @property
+    def draft_s(self) -> float:
+        """Seconds in the drafter."""
+        return self.prefill_draft_s + sum(r.draft_s for r in self.rounds)
+
+    @property
+    def verify_s(self) -> float:
+        """Seconds in the target after the prefill."""
+        return sum(r.verify_s for r in self.rounds)
 
     @property
     def overhead_s(self) -> float:
@@ -44,11 +64,15 @@ class Generation:
 
 
 class Clock:
-    """Seconds between marks, with the device's queue drained at each, so that work is charged where it arose."""
+    """Seconds between marks, with the device's queue drained at each, so that work is charged where it arose.
 
-    def __init__(self, device: torch.device) -> None:
-        self._asynchronous = device.type != "cpu"
-        self.started = self.last = self._now()
+    An accelerator that has to be drained cannot run ahead: ``exact=False`` drains nothing, for serving rather than
+    measuring; then only totals mean something.
+    """
+
+    def __init__(self, device: torch.device, *, exact: bool = True) -> None:
+        self._asynchronous = exact and device.type != "cpu"
+        self.last = self._now()
 
     def _now(self) -> float:
         if self._asynchronous:
@@ -59,7 +83,3 @@ class Clock:
         """Seconds since the previous lap (or the start)."""
         before, self.last = self.last, self._now()
         return self.last - before
-
-    def total(self) -> float:
-        """Seconds since the start."""
-        return self._now() - self.started

@@ -1,6 +1,7 @@
 """The contract of every drafter: one way to train it, one way to ask it for a proposal.
 
-Shapes: B batch, T positions, K draft length, H hidden, F tapped features, V vocabulary, D columns of a drafter's head.
+Shapes: B batch, T positions, N proposed nodes, H hidden, F tapped features, V vocabulary, D columns of a
+drafter's head.
 
 A drafter owns its alignment and its decode state. In training, ``forward`` returns hidden states for each draft depth
 with the mask of supervised positions; heads and losses are applied outside, in chunks. In decoding, ``observe`` tells
@@ -19,6 +20,7 @@ from pydantic import BaseModel, ConfigDict
 from torch import Tensor, nn
 
 from spectrain.exact.sampler import Sampler
+from spectrain.shapes import Shape
 from spectrain.target import FeatureBatch, Features, Target
 
 
@@ -58,38 +60,93 @@ class DraftOutput:
 
 
 @dataclass(frozen=True)
-class Proposal:
-    """A chain of candidate tokens ``tokens_K`` after the pending token.
+class Probes:
+    """Extra nodes that the target evaluates and that are never verified, numbered on from the proposal's own.
 
-    ``q_KV`` are the laws they were really sampled from, over the target's vocabulary; None means point masses.
+    The target's most likely tokens after the last ``answers`` of them come back with what was committed.
     """
 
-    tokens_K: Tensor
-    q_KV: Tensor | None
+    tokens_BN: Tensor
+    parents_BN: Tensor
+    answers: int
+
+
+@dataclass(frozen=True)
+class Proposal:
+    """Candidate tokens ``tokens_BN`` after each request's pending token: a chain, or a tree where there are parents.
+
+    ``q`` are the laws they were really sampled from, over the target's vocabulary: of a chain [B, N, V], row n for
+    token n; of a tree [B, N + 1, V], row 0 for the root's children and row n + 1 for node n's. None means that they
+    were chosen (point masses). ``counts`` says how many nodes of each row are there; None: all.
+    """
+
+    tokens_BN: Tensor
+    parents_BN: Tensor | None = None
+    q: Tensor | None = None
+    counts: list[int] | None = None
+    probes: Probes | None = None
+
+
+@dataclass(frozen=True)
+class Committed:
+    """Newly committed tokens of B requests, right-padded, ``counts`` of each row being real (one or more).
+
+    Token i of a row was decided from position i of ``features``: the target's states of the token before it. So
+    feature and following token stand side by side, from a request's second token on. ``tokens`` are the same without
+    padding, on the host. ``answers_BA`` are the target's most likely tokens after the probes that asked.
+    """
+
+    tokens: list[list[int]]
+    tokens_BT: Tensor
+    features: Features
+    answers_BA: Tensor | None = None
+
+    @property
+    def counts(self) -> list[int]:
+        return [len(row) for row in self.tokens]
 
 
 class Drafter(ABC):
-    """Anything that proposes. Trainable families are also ``TrainableDrafter``."""
+    """Anything that proposes, for B requests at once. Trainable families are also ``TrainableDrafter``."""
 
     config: DrafterConfig
     tap_layers: tuple[int, ...] = ()
     """Target layers this drafter was made for: the decoder and the feature store set them on the target."""
+    trees: bool = False
+    """Whether it can fill a tree; any drafter can make a chain."""
+    deepest: int | None = None
+    """How many tokens ahead it can draft at most; None: any number."""
+    columns: int | None = None
+    """How many tokens it can ever propose; None: the whole vocabulary."""
 
     @abstractmethod
-    def start(self) -> Any:
-        """A fresh decode state for one request."""
+    def start(self, first: Sequence[int]) -> Any:
+        """A fresh decode state for requests whose first tokens are these."""
 
     @abstractmethod
-    def observe(self, state: Any, ids: Sequence[int], features: Features) -> None:
-        """Tokens newly committed and the target's features of newly cached positions, in order.
+    def observe(self, state: Any, committed: Committed) -> None:
+        """Take what was committed since the last call.
 
-        After it, the state has seen n tokens and the features of the first n - 1: the last token is pending, the
-        target has not read it yet. Whatever was proposed before is forgotten.
+        After it, a request has n tokens, of which the last is pending: the target has not read it yet. Whatever was
+        proposed before is forgotten.
         """
 
     @abstractmethod
-    def propose(self, state: Any, sampler: Sampler, length: int, uniforms_K: Tensor) -> Proposal:
-        """At most ``length`` tokens to follow the pending one. Sampling consumes ``uniforms_K``, one a token."""
+    def propose(self, state: Any, sampler: Sampler, shape: Shape, limits: Sequence[int],
+                uniforms_BN: Tensor) -> Proposal:  # fmt: skip
+        """Tokens to follow the pending ones, of this shape.
+
+        A request needs none deeper than its limit (one limit at least is 1 or more); those that it gets do not count.
+        Sampling consumes ``uniforms_BN``, one a node. A request's part depends on that request alone.
+        """
+
+    @abstractmethod
+    def select(self, state: Any, rows: Sequence[int]) -> None:
+        """Keep these requests, in this order; the others have finished."""
+
+    def memory(self, state: Any) -> int:
+        """Bytes that the state holds on the device."""
+        return 0
 
 
 class TrainableDrafter(Drafter, nn.Module):

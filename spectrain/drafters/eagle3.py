@@ -4,29 +4,31 @@ Position t holds the target's features of token t together with the embedding of
 draft depth d the same position predicts token t+2+d: it is fed the token before, and its own output of depth d-1 in
 place of features it cannot have yet.
 
-Shapes: B batch, T positions, K draft length, H hidden, F = taps x H, D draft vocabulary, V target vocabulary.
+Shapes: B batch, T positions, W nodes of a level, H hidden, F = taps x H, D draft vocabulary, V target vocabulary.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Literal, cast
 
 import torch
 from pydantic import Field
 from torch import Tensor, nn
-from transformers import Cache, LlamaConfig
+from transformers import LlamaConfig
 from transformers.models.llama.modeling_llama import LlamaRMSNorm, LlamaRotaryEmbedding
 
-from spectrain.cache import cached_length, new_cache, rollback
-from spectrain.drafters.base import DepthOutput, DrafterConfig, DraftOutput, Proposal, TrainableDrafter
+from spectrain.attention import Masks
+from spectrain.cache import KeyValueCache, last_positions
+from spectrain.drafters.base import Committed, DepthOutput, DrafterConfig, DraftOutput, TrainableDrafter
 from spectrain.drafters.draft_layer import DraftLayer, KeysValues, depth_attention, packed_positions, take_positions
+from spectrain.drafters.growth import GrowingDrafter, below
 from spectrain.drafters.vocabulary import draft_vocabulary, target_ids
 from spectrain.errors import SpectrainError
-from spectrain.exact.sampler import Sampler, draw
 from spectrain.losses import supervised
-from spectrain.target import FeatureBatch, Features, Target, check_taps, default_taps
+from spectrain.shapes import Layout
+from spectrain.target import FeatureBatch, Target, check_taps, default_taps
 
 LLAMA_LAYER = {
     *(f"self_attn.{name}_proj.weight" for name in "qkvo"),
@@ -85,18 +87,17 @@ def layer_config(config: Eagle3Config, target: Target) -> LlamaConfig:
 
 @dataclass
 class Eagle3State:
-    """Decode state of one request: what was observed but not yet read, and the cache of what was."""
+    """Decode state of B requests: the cache, of which ``lengths`` positions rest on target features and what lies
+    beyond was drafted; the output there; and the nodes drafted last, with theirs."""
 
-    cache: Cache
-    length: int = 0
-    """Positions of the cache that rest on target features; what lies beyond was drafted."""
-    tokens: list[int] = field(default_factory=list)
-    """Tokens that follow the unread features, one each (the first token of a request has no feature before it)."""
-    features: list[Tensor] = field(default_factory=list)
-    started: bool = False
+    cache: KeyValueCache
+    lengths: list[int]
+    root_B1H: Tensor | None = None
+    layout: Layout | None = None
+    hidden_BWH: Tensor | None = None
 
 
-class Eagle3Drafter(TrainableDrafter):
+class Eagle3Drafter(GrowingDrafter, TrainableDrafter):
     """The EAGLE-3 drafter. Its parameters carry the names that serving engines read."""
 
     config: Eagle3Config
@@ -114,6 +115,7 @@ class Eagle3Drafter(TrainableDrafter):
         self.t2d = nn.Buffer(torch.zeros(layer.vocab_size, dtype=torch.bool).index_fill_(0, columns_D, True))
         self._columns = nn.Buffer(target_ids(self.d2t), persistent=False)
         self._embedding: tuple[Tensor, ...] = ()
+        self._masks, self.columns = Masks(layer), D
 
     @classmethod
     def build(cls, config: Eagle3Config, target: Target, counts_V: Tensor) -> Eagle3Drafter:
@@ -216,59 +218,58 @@ class Eagle3Drafter(TrainableDrafter):
 
     # --- decoding ---------------------------------------------------------------------------------------------
 
-    def start(self) -> Eagle3State:
-        return Eagle3State(new_cache(self.layer_config))
-
-    def observe(self, state: Eagle3State, ids: Sequence[int], features: Features) -> None:
-        new = list(ids)
-        if not state.started:  # the very first token has no feature before it to stand beside
-            new, state.started = new[1:], True
-        state.tokens.extend(new)
-        state.features.append(features.taps_BTF)
+    def start(self, first: Sequence[int]) -> Eagle3State:
+        return Eagle3State(KeyValueCache(len(first)), [0] * len(first))
 
     @torch.inference_mode()
-    def propose(self, state: Eagle3State, sampler: Sampler, length: int, uniforms_K: Tensor) -> Proposal:
-        hidden_BTH = self._read(state)
-        tokens: list[Tensor] = []
-        laws: list[Tensor] = []
-        for step in range(length):
-            if step:
-                hidden_BTH = self._step(tokens[-1][None], hidden_BTH, state.length + step - 1, state.cache)
-            column, q_D = self._choose(hidden_BTH[0, -1], sampler, uniforms_K[step])
-            tokens.append(self._columns[column].view(1))
-            if q_D is not None:
-                laws.append(q_D.new_zeros(self.layer_config.vocab_size).index_copy_(0, self._columns, q_D))
-        return Proposal(torch.cat(tokens), torch.stack(laws) if laws else None)
+    def observe(self, state: Eagle3State, committed: Committed) -> None:
+        state.cache.rollback(state.lengths)
+        counts = committed.counts
+        hidden_BTH = self.fc(committed.features.taps_BTF.to(self.fc.weight.dtype))
+        layout = Layout.row(hidden_BTH.shape[1], hidden_BTH.device)
+        hidden_BTH = self._step(committed.tokens_BT, hidden_BTH, state.cache, layout)
+        state.lengths = [length + count for length, count in zip(state.lengths, counts, strict=True)]
+        state.cache.rollback(state.lengths)
+        state.root_B1H = last_positions(hidden_BTH, counts)
 
-    def _read(self, state: Eagle3State) -> Tensor:
-        """Run the layer over what was observed since the last proposal; hidden state of the last position [1, 1, H]."""
-        if state.cache.layers:
-            rollback(state.cache, state.length)
-        device = self.fc.weight.device
-        tokens_1T = torch.tensor([state.tokens], device=device)
-        hidden_BTH = self.fc(torch.cat(state.features, dim=1).to(self.fc.weight.dtype))
-        hidden_BTH = self._step(tokens_1T, hidden_BTH, state.length, state.cache)
-        state.length = cached_length(state.cache)
-        state.tokens, state.features = [], []
-        return hidden_BTH[:, -1:]
+    def root(self, state: Eagle3State) -> Tensor:
+        if state.root_B1H is None:
+            raise SpectrainError("nothing was observed yet: an EAGLE-3 drafter starts from the target's features")
+        state.cache.rollback(state.lengths)
+        state.layout, state.hidden_BWH = None, state.root_B1H
+        return self._logits(state.root_B1H)
 
-    def _step(self, ids_1T: Tensor, hidden_1TH: Tensor, position: int, cache: Cache) -> Tensor:
-        layer, new = self.layer, ids_1T.shape[1]
-        positions_1T = torch.arange(position, position + new, device=ids_1T.device)[None]
-        rotary = self.rotary(hidden_1TH, positions_1T)
-        x_1TH = layer.attention_input(self.embed(ids_1T), hidden_1TH)
-        q = layer.self_attn.queries(x_1TH, rotary)
-        k, v = cache.update(*layer.self_attn.keys_values(x_1TH, rotary), 0)
-        mask = None
-        if new > 1:
-            mask = torch.ones(new, k.shape[2], dtype=torch.bool, device=k.device).tril(k.shape[2] - new)
-        attended = nn.functional.scaled_dot_product_attention(q, k, v, attn_mask=mask, enable_gqa=True)
-        return layer.finish(hidden_1TH, attended)
+    def extend(self, state: Eagle3State, tokens_BW: Tensor, parents_BW: Tensor) -> Tensor:
+        assert state.hidden_BWH is not None
+        above_BWH = take_positions(state.hidden_BWH, parents_BW)
+        state.layout = below(state.layout, parents_BW)
+        state.hidden_BWH = self._step(tokens_BW, above_BWH, state.cache, state.layout)
+        return self._logits(state.hidden_BWH)
 
-    def _choose(self, hidden_H: Tensor, sampler: Sampler, uniform: Tensor) -> tuple[Tensor, Tensor | None]:
-        """The column drawn, and the law it was drawn from (None at T=0: a point mass)."""
-        logits_D = self.lm_head(self.norm(hidden_H)).float()
-        if sampler.greedy:
-            return logits_D.argmax(), None
-        q_D = sampler.probabilities(logits_D)
-        return draw(q_D, uniform), q_D
+    def select(self, state: Eagle3State, rows: Sequence[int]) -> None:
+        state.cache.select(rows)
+        state.lengths = [state.lengths[row] for row in rows]
+        if state.root_B1H is not None:
+            state.root_B1H = state.root_B1H[list(rows)]
+
+    def memory(self, state: Eagle3State) -> int:
+        return state.cache.bytes()
+
+    def vocabulary(self) -> tuple[int, Tensor]:
+        return int(self.layer_config.vocab_size), self._columns
+
+    def _step(self, ids_BT: Tensor, hidden_BTH: Tensor, cache: KeyValueCache, layout: Layout) -> Tensor:
+        layer, arguments = self.layer, self._masks.arguments(layout, cache, hidden_BTH.dtype)
+        rotary = self.rotary(hidden_BTH, arguments["position_ids"])
+        x_BTH = layer.attention_input(self.embed(ids_BT), hidden_BTH)
+        q = layer.self_attn.queries(x_BTH, rotary)
+        cache.prepare(ids_BT.shape[1], ids_BT.device)
+        k, v = cache.update(*layer.self_attn.keys_values(x_BTH, rotary), 0)
+        cache.advance(ids_BT.shape[1])
+        mask = arguments.get("attention_mask")
+        causal = mask is None and q.shape[2] > 1  # the first positions, into an empty cache
+        attended = nn.functional.scaled_dot_product_attention(q, k, v, mask, is_causal=causal, enable_gqa=True)
+        return layer.finish(hidden_BTH, attended)
+
+    def _logits(self, hidden_BWH: Tensor) -> Tensor:
+        return self.lm_head(self.norm(hidden_BWH)).float()

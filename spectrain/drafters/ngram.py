@@ -14,9 +14,9 @@ import torch
 from pydantic import Field, model_validator
 from torch import Tensor
 
-from spectrain.drafters.base import Drafter, DrafterConfig, Proposal
+from spectrain.drafters.base import Committed, Drafter, DrafterConfig, Proposal
 from spectrain.exact.sampler import Sampler
-from spectrain.target import Features
+from spectrain.shapes import Shape
 
 
 class NgramConfig(DrafterConfig):
@@ -39,7 +39,7 @@ class NgramConfig(DrafterConfig):
 
 @dataclass
 class NgramState:
-    """The committed tokens, and for every n-gram that has a follower the index of its latest one."""
+    """A request's committed tokens, and for every n-gram that has a follower the index of its latest one."""
 
     ids: list[int] = field(default_factory=list)
     follower: dict[tuple[int, ...], int] = field(default_factory=dict)
@@ -51,26 +51,46 @@ class NgramDrafter(Drafter):
     def __init__(self, config: NgramConfig) -> None:
         self.config: NgramConfig = config
 
-    def start(self) -> NgramState:
-        return NgramState()
+    def start(self, first: Sequence[int]) -> list[NgramState]:
+        states = [NgramState() for _ in first]
+        for state, token in zip(states, first, strict=True):
+            self._read(state, [token])
+        return states
 
-    def observe(self, state: NgramState, ids: Sequence[int], features: Features) -> None:
-        for token in ids:
+    def observe(self, state: list[NgramState], committed: Committed) -> None:
+        for request, tokens in zip(state, committed.tokens, strict=True):
+            self._read(request, tokens)
+
+    def propose(
+        self, state: list[NgramState], sampler: Sampler, shape: Shape, limits: Sequence[int], uniforms_BN: Tensor
+    ) -> Proposal:
+        found = [
+            self._continuation(request, min(shape.depth, limit)) for request, limit in zip(state, limits, strict=True)
+        ]
+        counts = [len(tokens) for tokens in found]
+        width = max(counts)
+        rows = [tokens + [0] * (width - len(tokens)) for tokens in found]
+        return Proposal(torch.tensor(rows, dtype=torch.long).to(uniforms_BN.device), counts=counts)
+
+    def select(self, state: list[NgramState], rows: Sequence[int]) -> None:
+        state[:] = [state[row] for row in rows]
+
+    def _read(self, state: NgramState, tokens: Sequence[int]) -> None:
+        for token in tokens:
             here = len(state.ids)
             for n in range(self.config.shortest, min(self.config.longest, here) + 1):
                 state.follower[tuple(state.ids[here - n :])] = here
             state.ids.append(token)
 
-    def propose(self, state: NgramState, sampler: Sampler, length: int, uniforms_K: Tensor) -> Proposal:
-        source = self._lookup(state)
+    def _continuation(self, state: NgramState, length: int) -> list[int]:
+        """What followed the latest match; where it runs into the end it goes on through the proposal itself, so a
+        repetition keeps repeating."""
+        source, text = self._lookup(state), state.ids
         tokens: list[int] = []
         if source is not None:
-            # A match that runs into the end goes on through the proposal itself, so a repetition keeps repeating.
-            text = state.ids
-            for offset in range(length):
-                at = source + offset
+            for at in range(source, source + length):
                 tokens.append(text[at] if at < len(text) else tokens[at - len(text)])
-        return Proposal(torch.tensor(tokens, dtype=torch.long), None)
+        return tokens
 
     def _lookup(self, state: NgramState) -> int | None:
         for n in range(min(self.config.longest, len(state.ids)), self.config.shortest - 1, -1):

@@ -32,6 +32,7 @@ from spectrain.evaluation.samples import PLAIN, kind_and_parents
 from spectrain.exact.sampler import Sampler
 from spectrain.files import atomic_file, json_digest, whole_lines, write_json
 from spectrain.identity import first_difference
+from spectrain.shapes import Chain
 from spectrain.target import Target
 
 EVERYTHING = "everything"  # the total of all kinds in tables by kind
@@ -158,7 +159,7 @@ def _conversation(target: Target, entries: Sequence[Contender], conversation: Co
                 target.tap(())
                 runs[entry.name] = generate_plain(target, prompt, **arguments)
             else:
-                runs[entry.name] = generate(target, entry.drafter, prompt, draft_length=entry.k, **arguments)
+                runs[entry.name] = generate(target, entry.drafter, prompt, shape=Chain(entry.k), **arguments)
         for entry in entries:
             sample = _sample(target, conversation, prompt, sampler, seed, entry, runs)
             if entry.k == max(config.k) and isinstance(entry.drafter, TrainableDrafter):

@@ -107,6 +107,15 @@ class Sampler:
         return f"T={self.temperature:g}{top_k}{top_p}"
 
 
+def forbid(logits: Tensor, ids: Tensor, where: Tensor) -> Tensor:
+    """Logits [..., V] with -inf at these ids wherever ``where`` [...] is true: tokens that may not come yet.
+
+    Part of the target's law, so it is applied to p before the sampler; a drafter need not know of it.
+    """
+    banned = where.unsqueeze(-1) & torch.ones_like(ids, dtype=torch.bool)
+    return logits.index_copy(-1, ids, logits.index_select(-1, ids).masked_fill(banned, -torch.inf))
+
+
 def _is_number(value: object) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
 

@@ -1,0 +1,123 @@
+"""What the target makes of a proposal: one forward, one verdict, one transfer to the host.
+
+Shapes: B requests, N proposed nodes, M = N + 1 rows (the pending token first), P probes, A probes with answers,
+U uniforms, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from spectrain.cache import KeyValueCache
+from spectrain.decoding.requests import Options
+from spectrain.decoding.trace import Clock
+from spectrain.decoding.verification import verify
+from spectrain.drafters.base import Proposal
+from spectrain.errors import SpectrainError
+from spectrain.shapes import Layout, Shape
+from spectrain.target import Features, Target
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """Of each request: kept nodes in order, tokens to commit, nodes proposed and how deep they went."""
+
+    paths: list[list[int]]
+    tokens: list[list[int]]
+    nodes: list[int]
+    depths: list[int]
+    features: Features
+    answers_BA: Tensor | None
+    target_s: float
+    other_s: float
+
+    def kept_features(self, rows: Sequence[int]) -> Features:
+        """The target's states that these requests' tokens were decided from, right-padded."""
+        paths = [[0, *(node + 1 for node in self.paths[row])] for row in rows]
+        width = max(len(path) for path in paths)
+        hidden, taps = self.features.hidden_BTH, self.features.taps_BTF
+        if all(path == list(range(len(path))) for path in paths):
+            if len(rows) == len(self.paths):
+                return self.features[:width]
+            return Features(hidden[list(rows), :width], taps[list(rows), :width])
+        at_BT = torch.tensor([[*path, *[0] * (width - len(path))] for path in paths]).to(hidden.device)
+        row_B1 = torch.tensor(list(rows)).to(hidden.device)[:, None]
+        return Features(hidden[row_B1, at_BT], taps[row_B1, at_BT])
+
+    def answers(self, rows: Sequence[int]) -> Tensor | None:
+        return None if self.answers_BA is None else self.answers_BA[list(rows)]
+
+
+def evaluate(target: Target, cache: KeyValueCache, options: Options, shape: Shape, pending: Sequence[int],
+             produced: Sequence[int], limits: Sequence[int], proposal: Proposal, uniforms_BU: Tensor,
+             clock: Clock) -> Outcome:  # fmt: skip
+    """Run and judge a round; ``cache`` then holds the pending tokens and the kept nodes.
+
+    ``produced`` counts each answer's tokens so far, ``limits`` how deep its proposal may go.
+    """
+    before, N = list(cache.lengths), proposal.tokens_BN.shape[1]
+    pending_B1 = torch.tensor(pending)[:, None].to(target.device, non_blocking=True)
+    layout, inputs_BT = _placed(proposal, pending_B1, shape.depth)
+    features = target.forward(inputs_BT, cache=cache, layout=layout)
+    logits_BMV = target.logits(features.hidden_BTH[:, : N + 1])
+    answers = proposal.probes.answers if proposal.probes else 0
+    answers_BA = target.logits(features.hidden_BTH[:, -answers:]).argmax(-1) if answers else None
+    other_s, target_s = 0.0, clock.lap()
+
+    depth_BM = layout.depth_BX[:, : N + 1].expand(len(before), -1)
+    produced_B1 = torch.tensor(produced)[:, None].to(target.device, non_blocking=True)
+    p_BMV = options.law(logits_BMV, depth_BM + produced_B1)
+    counts_B = _counts(proposal, depth_BM, limits)
+    path_BN, accepted_B, token_B = verify(options.verification, shape, p_BMV, proposal, uniforms_BU, counts_B)
+    there_BN = torch.arange(N, device=target.device) < counts_B[:, None]
+    if proposal.parents_BN is not None:
+        there_BN = there_BN & (proposal.parents_BN > -2)
+    deepest_B = (depth_BM[:, 1:] * there_BN).amax(-1) if N else counts_B
+    finite_B = features.hidden_BTH.isfinite().flatten(1).all(1)
+    columns = [accepted_B, token_B, there_BN.sum(-1), deepest_B, finite_B]
+    host = torch.cat([torch.stack(columns, 1), path_BN, proposal.tokens_BN], 1).tolist()  # the round's one wait
+
+    check_finite(all(row[4] for row in host), target)
+    paths = [row[5 : 5 + row[0]] for row in host]
+    tokens = [[*(row[5 + N + node] for node in path), row[1]] for row, path in zip(host, paths, strict=True)]
+    cache.keep(before, [[0, *(node + 1 for node in path)] for path in paths])
+    other_s = clock.lap()
+    return Outcome(paths, tokens, [row[2] for row in host], [row[3] for row in host], features, answers_BA, target_s,
+                   other_s)  # fmt: skip
+
+
+def _placed(proposal: Proposal, pending_B1: Tensor, depth: int) -> tuple[Layout, Tensor]:
+    """The round's rows: the pending token, the proposal, and what is to be evaluated beside it."""
+    inputs_BT, parents_BN, probes = [pending_B1, proposal.tokens_BN], proposal.parents_BN, proposal.probes
+    if probes is None:
+        rows = 1 + proposal.tokens_BN.shape[1]
+        layout = Layout.row(rows, pending_B1.device) if parents_BN is None else Layout.tree(parents_BN, depth)
+        return layout, torch.cat(inputs_BT, 1)
+    if parents_BN is None:
+        parents_BN = torch.arange(-1, proposal.tokens_BN.shape[1] - 1, device=pending_B1.device)
+        parents_BN = parents_BN.expand(len(pending_B1), -1)
+    both_BN = torch.cat([parents_BN, probes.parents_BN], 1)
+    return Layout.tree(both_BN, both_BN.shape[1]), torch.cat([*inputs_BT, probes.tokens_BN], 1)
+
+
+def _counts(proposal: Proposal, depth_BM: Tensor, limits: Sequence[int]) -> Tensor:
+    """How many nodes of each request count: nodes come level by level, so those within its limit are the first."""
+    device = depth_BM.device
+    limit_B = torch.tensor(limits).to(device, non_blocking=True)
+    counts_B = (depth_BM[:, 1:] <= limit_B[:, None]).sum(-1)
+    if proposal.counts is not None:
+        counts_B = torch.minimum(counts_B, torch.tensor(proposal.counts).to(device, non_blocking=True))
+    return counts_B
+
+
+def check_finite(finite: bool, target: Target) -> None:
+    """A NaN would decode to id 0 without a word."""
+    if not finite:
+        raise SpectrainError(
+            f"the target's states are not finite with {target.dtype} and {target.config._attn_implementation!r} "
+            "attention; load it in float32 or bfloat16, or with sdpa attention"
+        )

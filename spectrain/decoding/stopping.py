@@ -1,0 +1,103 @@
+"""When an answer ends: at an end-of-sequence token, at a stop string, or with the budget. Token by token, in order, so
+that every decoder ends where plain decoding does."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from typing import Literal
+
+from transformers import PreTrainedTokenizerBase
+
+from spectrain.errors import SpectrainError
+
+Finish = Literal["eos", "stop", "budget"]
+
+
+class TextStream:
+    """Text of a growing list of ids, piece by piece.
+
+    A piece is given out once no later token can change it: bytes of an unfinished character wait for their rest.
+    """
+
+    def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
+        self._tokenizer = tokenizer
+        self._ids: list[int] = []
+        self._start = self._given = 0
+
+    def feed(self, tokens: Sequence[int]) -> str:
+        """The new text after these tokens."""
+        self._ids.extend(tokens)
+        # Decoded with the tokens before it: whether a piece begins with a space depends on them.
+        before, now = self._decode(self._ids[self._start : self._given]), self._decode(self._ids[self._start :])
+        if len(now) <= len(before) or now.endswith("�"):
+            return ""
+        self._start, self._given = self._given, len(self._ids)
+        return now[len(before) :]
+
+    def flush(self) -> str:
+        """What was still waiting; the answer has ended."""
+        before, now = self._decode(self._ids[self._start : self._given]), self._decode(self._ids[self._start :])
+        self._start = self._given = len(self._ids)
+        return now[len(before) :]
+
+    def _decode(self, ids: Sequence[int]) -> str:
+        return str(self._tokenizer.decode(list(ids), skip_special_tokens=True, clean_up_tokenization_spaces=False))
+
+
+class Stopping:
+    """Ends one request's answer. ``text`` is the answer without the stop string, where there are stop strings.
+
+    The first EOS ends it and is kept; so does the token that completes a stop string. Neither happens within the first
+    ``shortest`` tokens: there the decoder forbids EOS, and stop strings are not looked for.
+    """
+
+    def __init__(self, budget: int, eos: Collection[int], stop: Sequence[str] = (), shortest: int = 0,
+                 tokenizer: PreTrainedTokenizerBase | None = None) -> None:  # fmt: skip
+        if stop and tokenizer is None:
+            raise SpectrainError("stop strings need a tokenizer to read the answer with")
+        self.budget, self.eos, self.stop, self.shortest = budget, frozenset(eos), tuple(stop), shortest
+        self.count = 0
+        self.finished: Finish | None = None if budget else "budget"
+        self.text = ""
+        self._stream = TextStream(tokenizer) if tokenizer is not None and stop else None
+
+    @property
+    def left(self) -> int:
+        """Tokens that the budget still holds."""
+        return self.budget - self.count
+
+    def keep(self, tokens: Sequence[int]) -> list[int]:
+        """As many of the new tokens as belong to the answer."""
+        for number, token in enumerate(tokens, 1):
+            self.count += 1
+            if token in self.eos:
+                self.finished = "eos"
+            elif self._stream is not None and self._completes(token):
+                self.finished = "stop"
+            elif self.count == self.budget:
+                self.finished = "budget"
+            if self.finished:
+                return list(tokens[:number])
+        return list(tokens)
+
+    def _completes(self, token: int) -> bool:
+        assert self._stream is not None
+        searched = len(self.text)
+        self.text += self._stream.feed([token])
+        if self.count < self.shortest:
+            return False
+        # A stop string may have begun before; what was searched already cannot hold a whole one.
+        starts = [self.text.find(word, max(0, searched - len(word) + 1)) for word in self.stop]
+        found = [start for start in starts if start >= 0]
+        if found:
+            self.text = self.text[: min(found)]
+        return bool(found)
+
+
+def check_stop(stop: str | Sequence[str]) -> tuple[str, ...]:
+    """Stop strings as a tuple; an empty one would end every answer at once."""
+    words = (stop,) if isinstance(stop, str) else tuple(stop)
+    for word in words:
+        if not isinstance(word, str) or not word:
+            raise SpectrainError(f"stop string {word!r}: expected text of at least one character")
+    return words
