@@ -29,11 +29,25 @@ def additive(sees: Tensor, dtype: torch.dtype) -> Tensor:
     return torch.zeros(sees.shape, dtype=dtype, device=sees.device).masked_fill_(~sees, -torch.inf)
 
 
+def context(config: PreTrainedConfig) -> int | None:
+    """Positions that a request may fill.
+
+    Rotary embeddings of type longrope turn every key another way as soon as one row of the batch is longer than the
+    model was first trained for; what a request gets would then depend on the others, and on how its rounds fell.
+    """
+    rope = getattr(config, "rope_parameters", None) or {}
+    kinds = [rope] if "rope_type" in rope else [kind for kind in rope.values() if isinstance(kind, dict)]
+    short = [k["original_max_position_embeddings"] for k in kinds if k.get("rope_type") == "longrope"]
+    limits = [*short, getattr(config, "max_position_embeddings", None)]
+    return min((int(limit) for limit in limits if limit is not None), default=None)
+
+
 class Masks:
     """Builds what a model's layers take as ``attention_mask`` and ``position_ids`` for rows behind a cache."""
 
     def __init__(self, config: PreTrainedConfig) -> None:
         self.kinds = layer_kinds(config)
+        self._context = context(config)
         self._window = int(getattr(config, "sliding_window", None) or 0)
         self._chunk = int(getattr(config, "attention_chunk_size", None) or 0)
 
@@ -43,15 +57,17 @@ class Masks:
         depth_BX = layout.depth_BX.expand(len(lengths_B), -1)
         position_BX = lengths_B[:, None] + depth_BX
         position_BM = position_BX[:, layout.earlier :]
+        # Companions may draft deeper than a row's context goes. Nodes out there never count, but need a position.
+        given_BM = position_BM if self._context is None else position_BM.clamp(max=self._context - 1)
         alone = layout.rows == 1 and cache.uniform and self.kinds == ("full_attention",)
         if layout.chain and (alone or not cache.longest):
-            return {"position_ids": position_BM}  # the usual causal mask, or one row that sees everything
+            return {"position_ids": given_BM}  # the usual causal mask, or one row that sees everything
         sees_BMC = layout.seen(lengths_B, cache.longest + layout.rows)
         key_BC = torch.arange(sees_BMC.shape[-1], device=device).expand(len(lengths_B), -1)
         key_BC = key_BC.scatter(1, lengths_B[:, None] + torch.arange(depth_BX.shape[1], device=device), position_BX)
         masks = {kind: self._mask(kind, sees_BMC, position_BM, key_BC, dtype) for kind in self.kinds}
         mask: Any = masks if len(masks) > 1 else next(iter(masks.values()))
-        return {"position_ids": position_BM, "attention_mask": mask}
+        return {"position_ids": given_BM, "attention_mask": mask}
 
     def _mask(self, kind: str, sees_BMC: Tensor, query_BM: Tensor, key_BC: Tensor, dtype: torch.dtype) -> Tensor:
         if kind == "sliding_attention":
@@ -97,30 +113,44 @@ def check_attention(model: PreTrainedModel, config: PreTrainedConfig) -> None:
     prompts = [ids[:2], ids[:3]]
     cache, masks = KeyValueCache(2), Masks(config)
     padded_BT = torch.stack([ids[[0, 1, 4]], ids[:3]])
-    cached_forward(body, masks, padded_BT, cache, None)
-    found = cache.get_seq_length()
-    if cache.layers:
-        cache.rollback([2, 3])
+    _probe(model, masks, padded_BT, cache, None)
+    if not cache.layers:
+        raise SpectrainError(
+            f"a {type(model).__name__} keeps nothing in its cache (a recurrent model?), so a rejected draft token "
+            "cannot be rolled back; this architecture is not supported as a target"
+        )
+    cache.rollback([2, 3])
     nodes_BM = ids[3:8].expand(2, -1)
     parents_BN = torch.tensor([PROBE_PARENTS], device=model.device).expand(2, -1)
-    got_BMH = cached_forward(body, masks, nodes_BM, cache, Layout.tree(parents_BN, 3))
+    got_BMH = _probe(model, masks, nodes_BM, cache, Layout.tree(parents_BN, 3))
     rows = [[0], [0, 1], [0, 1, 2], [0, 1, 3], [0, 1, 2, 4]]
     for row, prompt in enumerate(prompts):
         for node, path in enumerate(rows):
             whole = torch.cat([prompt, nodes_BM[row, path]])[None]
             want_H = body(input_ids=whole, use_cache=False).last_hidden_state[0, -1]
-            _compare(model, got_BMH[row, node], want_H, len(cache.layers) if found else 0)
+            _compare(model, got_BMH[row, node], want_H)
 
 
-def _compare(model: PreTrainedModel, got_H: Tensor, want_H: Tensor, layers: int) -> None:
+def _probe(model: PreTrainedModel, masks: Masks, ids_BT: Tensor, cache: KeyValueCache, layout: Layout | None) -> Tensor:
+    try:
+        return cached_forward(model.base_model, masks, ids_BT, cache, layout)
+    except SpectrainError:
+        raise
+    except Exception as error:  # an architecture that does not expect a mask or positions stumbles in its own way
+        raise SpectrainError(
+            f"a {type(model).__name__} does not run with a mask and positions of every row's own behind a cache "
+            f"({type(error).__name__}: {error}); this architecture is not supported as a target"
+        ) from error
+
+
+def _compare(model: PreTrainedModel, got_H: Tensor, want_H: Tensor) -> None:
     # Rounding stays near eps, a stale or missing state near 1; many layers compute their norms in float32.
     tolerance = 2 * max(torch.finfo(want_H.dtype).eps, torch.finfo(torch.float32).eps) ** 0.5
     size = float(want_H.abs().mean(dtype=torch.float32))
     difference = float((got_H - want_H).abs().mean(dtype=torch.float32))
-    if not layers or not difference <= tolerance * size:  # a NaN is refused too
+    if not difference <= tolerance * size:  # a NaN is refused too
         raise SpectrainError(
-            f"a {type(model).__name__} does not go on from a rolled-back cache as from a recomputation (its cache has "
-            f"{layers} layers, its states of mean size {size:.2g} differ by {difference:.2g}): a state outside the "
-            "cache, positions that cannot be given, or attention that is not causal. Speculative decoding cannot be "
-            "exact with it."
+            f"a {type(model).__name__} does not go on from a rolled-back cache as from a recomputation (states of "
+            f"mean size {size:.2g} differ by {difference:.2g}): a state outside the cache, positions that cannot be "
+            "given, or attention that is not causal. Speculative decoding cannot be exact with it."
         )

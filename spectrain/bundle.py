@@ -217,8 +217,9 @@ def _storage_dtype(tensors: Mapping[str, Tensor]) -> str:
     return "+".join(sorted(kinds))
 
 
-def _vocabulary_digest(format_: interop.Format, tensors: Mapping[str, Tensor]) -> str:
-    return json_digest(format_.draft_vocabulary(tensors).tolist())
+def _vocabulary_digest(format_: interop.Format, tensors: Mapping[str, Tensor]) -> str | None:
+    ids_D = format_.draft_vocabulary(tensors)
+    return None if ids_D is None else json_digest(ids_D.tolist())
 
 
 def _check_tokenizer(folder: Path, manifest: Manifest, identity: TokenizerIdentity) -> tuple[str, ...]:

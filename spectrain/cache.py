@@ -69,8 +69,8 @@ class BufferedLayer(DynamicLayer):
 
     def move(self, source_BT: Tensor, destination_BT: Tensor) -> None:
         """Copy columns; all are read before any is written."""
-        B, heads, _, size = self._keys.shape
-        for buffer in (self._keys, self._values):
+        for buffer in (self._keys, self._values):  # whose sizes may differ
+            B, heads, _, size = buffer.shape
             moved = buffer.gather(2, source_BT[:, None, :, None].expand(B, heads, -1, size))
             buffer.scatter_(2, destination_BT[:, None, :, None].expand_as(moved), moved)
 

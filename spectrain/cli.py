@@ -13,6 +13,18 @@ RECIPE = "recipes/smollm2-135m-instruct/eagle3.yaml"
 OVERRIDES = "any key of the recipe as key.path=value, for instance optim.lr=2e-4 training.epochs=2"
 
 
+TREE = (
+    "a tree for every drafter that fills trees, may be given several times: dynamic:DEPTH,TOP_K,NODES grows by "
+    "confidence, for instance dynamic:5,4,16; or its nodes as paths of ranks, for instance '0;1;0,0': the two most "
+    "likely tokens, and the most likely one after the first. 'chosen:0;1;0,0' takes the most likely tokens at T>0 too, "
+    "'independent:' draws children with replacement, 'distinct:' (what a bare path means) without"
+)
+RULES = (
+    "how chains are judged, several with commas: token (one by one), block (as a whole: the same law, as many tokens "
+    "accepted or more), typical_lossy (LOSSY: changes the output's law; shown, never recommended); default: %(default)s"
+)
+
+
 def _recipe_command(name: str, text: str, example: str) -> argparse.ArgumentParser:
     parser = _parser(name, text, example)
     parser.add_argument("recipe", help="a YAML recipe; the ones that ship lie in recipes/")
@@ -20,8 +32,8 @@ def _recipe_command(name: str, text: str, example: str) -> argparse.ArgumentPars
     return parser
 
 
-def _parser(name: str, text: str, example: str) -> argparse.ArgumentParser:
-    codes = "exit codes: 0 done, 1 disk or permissions, 2 bad input, 130 interrupted"
+def _parser(name: str, text: str, example: str, done: str = "0 done; 1 disk or permissions") -> argparse.ArgumentParser:
+    codes = f"exit codes: {done}; 2 bad input; 130 interrupted"
     return argparse.ArgumentParser(
         prog=name, description=text, epilog=f"example:\n  {example}\n\n{codes}",
         formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False,
@@ -68,7 +80,9 @@ def evaluate(arguments: Sequence[str], name: str = "spectrain evaluate") -> None
         "Measure what a bundle buys on held-out chats, against plain decoding and prompt lookup on the same prompts:\n"
         "acceptance, tokens per round, device time, speedup with intervals, and a verdict: on with which k, or off.\n"
         "Interrupted, the same command goes on with the next chat.",
-        f"{name} runs/quickstart/bundle --traffic chats.jsonl --k 1,3,5 --temperature 0,1 --output runs/report",
+        f"{name} runs/quickstart/bundle --traffic chats.jsonl --k 1,3,5 --temperature 0,1 --output runs/report\n"
+        f"  {name} runs/quickstart/bundle --traffic chats.jsonl --tree dynamic:5,4,16 --tree '0;1;0,0' \\\n"
+        "      --verification token,block --output runs/trees",
     )
     parser.add_argument("bundle", help="a bundle folder or a Hub id")
     formats = "held-out chats: .jsonl, .json, .parquet"
@@ -76,6 +90,8 @@ def evaluate(arguments: Sequence[str], name: str = "spectrain evaluate") -> None
     parser.add_argument("--output", required=True, metavar="DIR", help="where acceptance.json and the reports go")
     parser.add_argument("--target", metavar="NAME", help="folder or Hub id of the target (default: the bundle's own)")
     parser.add_argument("--k", default="3,5", help="draft tokens a round, several with commas (default: %(default)s)")
+    parser.add_argument("--tree", action="append", metavar="TREE", help=TREE)
+    parser.add_argument("--verification", default="token", metavar="RULES", help=RULES)
     parser.add_argument("--temperature", default="0", help="several with commas; 0 is greedy (default: %(default)s)")
     parser.add_argument("--top-k", type=int, help="top-k of every temperature above 0")
     parser.add_argument("--top-p", type=float, help="top-p of every temperature above 0")
@@ -87,6 +103,42 @@ def evaluate(arguments: Sequence[str], name: str = "spectrain evaluate") -> None
     from spectrain.commands import evaluate as command
 
     _announce(command(options))
+
+
+def exactness(arguments: Sequence[str], name: str = "spectrain exactness") -> int:
+    """Compare greedy output with plain decoding, token by token."""
+    parser = _parser(
+        name,
+        "Decode prompts greedily under every scheme (chains, static and dynamic trees, token and block verification)\n"
+        "at every batch size, and compare each output with plain decoding, token by token. A difference between two\n"
+        "tokens whose logits all but tie is one of floating point; any other is a fault. Drafters: prompt lookup; one\n"
+        "that knows the answers, so that rounds of every length and every branch of a tree come up; and the bundle's,\n"
+        "with --bundle.",
+        f"{name} --bundle runs/quickstart/bundle --traffic chats.jsonl --batch 1,5 --output runs/exactness.json",
+        "0 done and equal, ties apart; 1 faults found (or disk, permissions)",
+    )
+    parser.add_argument("--traffic", required=True, nargs="+", metavar="FILE", help="chats whose last turn is answered")
+    parser.add_argument("--target", metavar="NAME", help="folder or Hub id of the target (default: the bundle's own)")
+    parser.add_argument("--bundle", metavar="DIR", help="a bundle of this target, folder or Hub id")
+    parser.add_argument(
+        "--prompts", type=int, default=64, help="how many, spread over the kinds (default: %(default)s)"
+    )
+    parser.add_argument("--max-new-tokens", type=int, default=128, help="of one answer, at most (default: %(default)s)")
+    parser.add_argument("--batch", default="1,5", help="batch sizes, several with commas (default: %(default)s)")
+    parser.add_argument("--k", default="5", help="draft tokens a round, several with commas (default: %(default)s)")
+    parser.add_argument("--tree", action="append", metavar="TREE", help=f"{TREE} (default: one of each)")
+    parser.add_argument("--verification", default="token,block", metavar="RULES",
+                        help="how chains are judged: token, block (default: %(default)s)")  # fmt: skip
+    parser.add_argument("--tolerance", type=float, metavar="GAP",
+                        help="gap of logits up to which a difference is a tie (default: what rounding explains, 1e-3 "
+                        "in float32 and 0.5 in bfloat16)")  # fmt: skip
+    parser.add_argument("--dtype", default="float32", help="dtype of the target (default: %(default)s)")
+    parser.add_argument("--seed", type=int, default=0, help="seed of the choice of prompts (default: %(default)s)")
+    parser.add_argument("--output", metavar="FILE.json", help="where the numbers go, besides the table")
+    options = parser.parse_args(arguments)
+    from spectrain.commands import exactness as command
+
+    return 1 if command(options) else 0
 
 
 def report(arguments: Sequence[str], name: str = "spectrain report") -> None:
@@ -137,11 +189,12 @@ def prove(arguments: Sequence[str], name: str = "spectrain prove") -> None:
     check(findings)
 
 
-COMMANDS: dict[str, Callable[..., None]] = {
+COMMANDS: dict[str, Callable[..., int | None]] = {
     "prepare": prepare,
     "train": train,
     "run": run,
     "evaluate": evaluate,
+    "exactness": exactness,
     "report": report,
     "convert-gguf": convert_gguf,
     "prove": prove,
@@ -152,15 +205,17 @@ def _announce(document: object) -> None:
     print(f"measured: {document}; reports beside it: report.html, report.md, report.png")
 
 
-def guarded(command: Callable[..., None], arguments: Sequence[str], name: str) -> int:
-    """Run a command; a mistake of the user is one message and exit code 2, a full disk 1, an interruption 130."""
+def guarded(command: Callable[..., int | None], arguments: Sequence[str], name: str) -> int:
+    """Run a command; its exit code is its own (None: 0). A mistake of the user is one message and exit code 2, a full
+    disk 1, an interruption 130."""
     try:
-        command(arguments, name=name)
+        return command(arguments, name=name) or 0
     except SpectrainError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
-        print("interrupted; the same command goes on from here", file=sys.stderr)
+        resumed = command in (prepare, train, run, evaluate)
+        print("interrupted" + ("; the same command goes on from here" if resumed else ""), file=sys.stderr)
         return 130
     except Exception as error:
         message = _refused_by_system(error)
@@ -168,7 +223,6 @@ def guarded(command: Callable[..., None], arguments: Sequence[str], name: str) -
             raise
         print(f"error: {message}", file=sys.stderr)
         return 1
-    return 0
 
 
 def _refused_by_system(error: Exception) -> str | None:
@@ -183,7 +237,7 @@ def _refused_by_system(error: Exception) -> str | None:
     return None
 
 
-def script(command: Callable[..., None], name: str) -> None:
+def script(command: Callable[..., int | None], name: str) -> None:
     """The door for scripts/ and eval/: run a command with the process's arguments."""
     sys.exit(guarded(command, sys.argv[1:], f"python {name}"))
 

@@ -3,59 +3,139 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any, TypeVar, get_args
 
-from pydantic import ValidationError
+from pydantic import BaseModel, ValidationError
 
-from spectrain.bundle import resolve_bundle
+from spectrain.bundle import load_drafter, resolve_bundle
 from spectrain.data.conversations import load_conversations
-from spectrain.drafters.ngram import NgramConfig
+from spectrain.drafters import Drafter
+from spectrain.drafters.ngram import NgramConfig, NgramDrafter
 from spectrain.errors import SpectrainError
 from spectrain.evaluation.acceptance import AcceptanceConfig
+from spectrain.evaluation.exactness import ExactnessConfig, compare, render
+from spectrain.evaluation.workbench import prompts_of
 from spectrain.exact.sampler import Sampler
+from spectrain.files import write_json
 from spectrain.interop.gguf import convert_gguf as convert
 from spectrain.interop.gguf import package_folder
 from spectrain.manifest import read_manifest
 from spectrain.pipeline import evaluate_bundle
-from spectrain.target import load_target
+from spectrain.shapes import Children, DynamicTree, StaticTree
+from spectrain.target import Target, load_target
 
-FLAGS = {"samplers": "temperature"}  # settings whose flag has another name
+FLAGS = {"samplers": "temperature", "trees": "tree"}  # settings whose flag has another name
+Settings = TypeVar("Settings", bound=BaseModel)
 
 
 def evaluate(options: argparse.Namespace) -> Path:
     """Measure a bundle on chat files; the path of acceptance.json."""
     temperatures = _numbers(options.temperature, "--temperature", float)
-    try:
-        config = AcceptanceConfig(
-            k=tuple(int(k) for k in _numbers(options.k, "--k", int)),
-            samplers=tuple(_sampler(t, options) for t in temperatures),
-            conversations=options.conversations,
-            max_new_tokens=options.max_new_tokens,
-            seed=options.seed,
+    config = _settings(
+        AcceptanceConfig,
+        k=tuple(_numbers(options.k, "--k", int)),
+        trees=_trees(options.tree),
+        verification=tuple(options.verification.split(",")),
+        samplers=tuple(_sampler(t, options) for t in temperatures),
+        conversations=options.conversations,
+        max_new_tokens=options.max_new_tokens,
+        seed=options.seed,
+    )
+    conversations = load_conversations(options.traffic)
+    folder = resolve_bundle(options.bundle)
+    target = _target(options, folder)
+    traffic = ", ".join(Path(path).name for path in options.traffic)
+    return evaluate_bundle(folder, target, conversations, config, Path(options.output), traffic=traffic,
+                           baselines=(NgramConfig(),))  # fmt: skip
+
+
+def exactness(options: argparse.Namespace) -> int:
+    """Compare greedy output with plain decoding's; how many differences are faults."""
+    config = _settings(
+        ExactnessConfig,
+        prompts=options.prompts,
+        max_new_tokens=options.max_new_tokens,
+        batch=tuple(_numbers(options.batch, "--batch", int)),
+        k=tuple(_numbers(options.k, "--k", int)),
+        verification=tuple(options.verification.split(",")),
+        tolerance=options.tolerance,
+        seed=options.seed,
+        **({"trees": _trees(options.tree)} if options.tree else {}),
+    )
+    conversations = load_conversations(options.traffic)
+    folder = resolve_bundle(options.bundle) if options.bundle else None
+    target = _target(options, folder)
+    drafters: dict[str, Drafter] = {"ngram": NgramDrafter(NgramConfig())}
+    if folder is not None:
+        drafter, contents, notes = load_drafter(folder, target)
+        for note in notes:
+            print(f"note: {note}", flush=True)
+        drafters[contents.manifest.drafter["type"]] = drafter
+    prompts = prompts_of(target, conversations, config.prompts, config.max_new_tokens, config.seed)
+    document = compare(target, drafters, prompts, config)
+    print(render(document))
+    if options.output:
+        # A local path says where the model lay on this machine, not what it is.
+        name = Path(target.name).name if Path(target.name).exists() else target.name
+        write_json(Path(options.output), {**document, "target": name})
+        print(f"numbers: {options.output}")
+    return int(document["faults"])
+
+
+def _target(options: argparse.Namespace, folder: Path | None) -> Target:
+    """The target that was named, or else the one that the bundle belongs to."""
+    recorded = read_manifest(folder).target if folder is not None else None
+    name = options.target or (recorded.name if recorded else None)
+    if not name:
+        whose = (
+            f"{folder} does not say which target it belongs to" if folder else "there is no bundle to say the target"
         )
+        raise SpectrainError(f"{whose}; name it with --target")
+    revision = recorded.revision if recorded and name == recorded.name else None
+    return load_target(name, revision=revision, dtype=options.dtype)
+
+
+def _settings(kind: type[Settings], **values: Any) -> Settings:
+    """Checked settings; what is wrong is told by its flag."""
+    try:
+        return kind(**values)
     except ValidationError as error:
         first = error.errors()[0]
         flag = FLAGS.get(str(first["loc"][0]), str(first["loc"][0]).replace("_", "-"))
         message = first["msg"].removeprefix("Value error, ")
         raise SpectrainError(f"--{flag}: {message} (found {first['input']!r})") from error
-    conversations = load_conversations(options.traffic)
-    folder = resolve_bundle(options.bundle)
-    recorded = read_manifest(folder).target
-    name = options.target or recorded.name
-    if not name:
-        raise SpectrainError(f"{folder} does not say which target it belongs to; name it with --target")
-    revision = recorded.revision if name == recorded.name else None
-    target = load_target(name, revision=revision, dtype=options.dtype)
-    traffic = ", ".join(Path(path).name for path in options.traffic)
-    return evaluate_bundle(folder, target, conversations, config, Path(options.output), traffic=traffic,
-                           baselines=(NgramConfig(),))  # fmt: skip
 
 
 def _sampler(temperature: float, options: argparse.Namespace) -> Sampler:
     return Sampler(temperature, options.top_k, options.top_p) if temperature else Sampler()
 
 
-def _numbers(text: str, flag: str, kind: type) -> list[float]:
+def _trees(texts: Sequence[str] | None) -> tuple[StaticTree | DynamicTree, ...]:
+    return tuple(map(parse_tree, texts or ()))
+
+
+def parse_tree(text: str) -> StaticTree | DynamicTree:
+    """``dynamic:DEPTH,TOP_K,NODES``, or nodes as paths of ranks, ``0;1;0,0``, after what their children are."""
+    kind, _, body = text.rpartition(":")
+    try:
+        rows = tuple(tuple(int(number) for number in row.split(",")) for row in body.split(";"))
+    except ValueError:
+        rows = ()
+    dynamic = kind == "dynamic" and len(rows) == 1 and len(rows[0]) == 3
+    if not rows or not (dynamic or kind in ("", *get_args(Children))):
+        raise SpectrainError(
+            f"--tree {text!r}: expected dynamic:DEPTH,TOP_K,NODES, for instance dynamic:5,4,16, or nodes as paths of "
+            "ranks, for instance '0;1;0,0'"
+        )
+    try:
+        return DynamicTree(*rows[0]) if dynamic else StaticTree(rows, kind or "distinct")  # type: ignore[arg-type]
+    except SpectrainError as error:
+        raise SpectrainError(f"--tree {text!r}: {error}") from error
+
+
+def _numbers(text: str, flag: str, kind: type) -> list[Any]:
     try:
         return [kind(part) for part in text.split(",")]
     except ValueError:

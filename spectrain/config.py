@@ -18,7 +18,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 from spectrain.drafters import FAMILIES, AnyDrafterConfig
 from spectrain.drafters.objective import LossConfig
 from spectrain.errors import SpectrainError
-from spectrain.evaluation.acceptance import AcceptanceConfig
+from spectrain.evaluation.contenders import TREE_KINDS, AcceptanceConfig
 from spectrain.regenerate import RegenerateConfig
 from spectrain.training import OptimConfig, TrainingConfig
 
@@ -164,9 +164,10 @@ def _causes(error: ValidationError) -> list[Any]:
 
 def _explain(error: Any) -> str:
     """One sentence of a pydantic error, with the key's path and, for an unknown key, what is known there."""
-    families = {config.model_fields["type"].default for config in FAMILIES}
-    # Pydantic names the member of the union, which is no key: drafter.eagle3.depths.
-    loc = [part for i, part in enumerate(error["loc"]) if i == len(error["loc"]) - 1 or part not in families]
+    members = {config.model_fields["type"].default for config in FAMILIES} | set(TREE_KINDS)
+    # Pydantic names the member of the union, which is no key: drafter.eagle3.depths, evaluation.trees.0.static.
+    last = len(error["loc"]) if error["type"] == "value_error" else len(error["loc"]) - 1
+    loc = [part for i, part in enumerate(error["loc"]) if i == last or part not in members]
     path = ".".join(map(str, loc))
     if error["type"] in ("extra_forbidden", "unexpected_keyword_argument"):
         return f"unknown key {path!r}; {_hint(loc)}"
@@ -183,6 +184,8 @@ def _hint(loc: Sequence[str | int]) -> str:
     paths = list(_paths(Recipe.model_json_schema()))
     beside = {name: ".".join([*parent, name]) for place, _, name in (p.rpartition(".") for p in paths) if place == here}
     anywhere = {path.rpartition(".")[2]: path for path in reversed(paths)} | ELSEWHERE
+    if word in beside:  # of another member of the union
+        return "it belongs to another kind than the other keys here"
     for known in (beside, anywhere):
         near = difflib.get_close_matches(word, known, n=1)
         if near:

@@ -72,7 +72,7 @@ class _HeadLoss(torch.autograd.Function):
                 chunk: int, dtype: torch.dtype) -> Tensor:  # fmt: skip
         total = torch.zeros((), dtype=torch.float32, device=hidden_NH.device)
         grad_hidden_NH = torch.empty_like(hidden_NH)
-        grad_head_DH = torch.zeros_like(head_DH)
+        grad_head_DH = torch.zeros_like(head_DH) if ctx.needs_input_grad[1] else None  # a borrowed head is frozen
         weight_DH = head_DH.detach().to(dtype)
         for start in range(0, hidden_NH.shape[0], chunk):
             rows = slice(start, start + chunk)
@@ -84,7 +84,8 @@ class _HeadLoss(torch.autograd.Function):
             total += value.detach()
             grad_CD = grad_CD.to(dtype)
             grad_hidden_NH[rows] = (grad_CD @ weight_DH).to(grad_hidden_NH.dtype)
-            grad_head_DH += (grad_CD.T @ hidden_CH).to(grad_head_DH.dtype)
+            if grad_head_DH is not None:
+                grad_head_DH += (grad_CD.T @ hidden_CH).to(grad_head_DH.dtype)
         ctx.save_for_backward(grad_hidden_NH, grad_head_DH)
         return total
 
@@ -92,7 +93,7 @@ class _HeadLoss(torch.autograd.Function):
     def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor | None, ...]:
         grad_hidden_NH, grad_head_DH = ctx.saved_tensors
         scale = grad_outputs[0]
-        return grad_hidden_NH * scale, grad_head_DH * scale, None, None, None, None
+        return grad_hidden_NH * scale, None if grad_head_DH is None else grad_head_DH * scale, None, None, None, None
 
 
 def head_loss(hidden_NH: Tensor, head_DH: Tensor, teacher: Callable[[slice], Tensor], loss: RowsLoss, *,

@@ -7,7 +7,6 @@ Everything a run makes lies in the recipe's ``output`` folder: ``data/`` (answer
 from __future__ import annotations
 
 import json
-import platform
 import shutil
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -29,6 +28,7 @@ from spectrain.errors import SpectrainError
 from spectrain.evaluation.acceptance import AcceptanceConfig, measure, teacher_forced_rows
 from spectrain.evaluation.report import render_report
 from spectrain.evaluation.summary import summarise
+from spectrain.evaluation.workbench import device_name
 from spectrain.files import atomic_folder, file_digest, write_json
 from spectrain.regenerate import regenerate
 from spectrain.target import Target, load_target
@@ -221,13 +221,3 @@ def _context(target: Target, contents: BundleContents, config: AcceptanceConfig,
         "max_new_tokens": config.max_new_tokens,
         "seed": config.seed,
     }  # fmt: skip
-
-
-def device_name(device: torch.device) -> str:
-    """The processor's own name, as far as it tells."""
-    if device.type == "cuda":
-        return torch.cuda.get_device_name(device)
-    info = Path("/proc/cpuinfo")
-    lines = info.read_text().splitlines() if info.exists() else []
-    names = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
-    return names[0] if names else platform.processor() or platform.machine()

@@ -62,6 +62,11 @@ class FeatureBatch:
     greedy_BT: Tensor
 
 
+def soft_capped(logits: Tensor, cap: float | None) -> Tensor:
+    """Logits kept within +-``cap`` as Gemma-2 does it (2408.00118); None leaves them as they are."""
+    return torch.tanh(logits / cap) * cap if cap else logits
+
+
 @dataclass(frozen=True)
 class OutputHead:
     """The target's head as plain tensors, so that its law can be asked on some of its columns.
@@ -84,8 +89,7 @@ class OutputHead:
     def logits(self, hidden_XH: Tensor) -> Tensor:
         """[..., H] after the final norm -> [..., V] next-token logits; padded vocabulary rows are -inf."""
         logits = nn.functional.linear(hidden_XH.to(self.weight_VH.dtype), self.weight_VH, self.bias_V)
-        if self.cap:
-            logits = torch.tanh(logits / self.cap) * self.cap
+        logits = soft_capped(logits, self.cap)
         if self.size < logits.shape[-1]:
             logits[..., self.size :] = -torch.inf
         return logits
@@ -201,7 +205,10 @@ class Target:
 
     def tap(self, taps: Sequence[int]) -> None:
         """From now on ``forward`` also returns the streams entering these layers, concatenated in ascending order."""
-        self._taps = check_taps(taps, self.num_layers) if taps else ()
+        wanted = check_taps(taps, self.num_layers) if taps else ()
+        if wanted == self._taps:
+            return
+        self._taps = wanted
         for hook in self._hooks:
             hook.remove()
         self._hooks = [self._watch(index, self.layers[index]) for index in self._taps]
@@ -233,6 +240,12 @@ class Target:
     def logits(self, hidden_XH: Tensor) -> Tensor:
         """[..., H] after the final norm -> [..., V] next-token logits; padded vocabulary rows are -inf."""
         return self.head.logits(hidden_XH)
+
+    def compile(self) -> None:
+        """Let torch compile the layers' norms and MLPs on first use (it needs a C++ compiler; half a minute)."""
+        for part in (part for layer in self.layers for part in layer.children()):
+            if not hasattr(part, "layer_idx"):  # attention's index would be compiled in, anew for every layer
+                part.compile(dynamic=True)
 
     def _check_head(self) -> None:
         """The head must be a plain function of the last hidden state; some architectures scale in between."""

@@ -15,9 +15,11 @@ from safetensors.torch import load_file, save_file
 
 from spectrain import checkpoints, cli
 from spectrain.bundle import MANIFEST_FILE
-from spectrain.evaluation import acceptance
+from spectrain.commands import parse_tree
+from spectrain.evaluation import acceptance, exactness
 from spectrain.evaluation.document import read_document
 from spectrain.files import file_digest
+from spectrain.shapes import DynamicTree, StaticTree
 
 ROOT = Path(__file__).parents[1]
 DOORS = sorted([*ROOT.glob("scripts/*.py"), *ROOT.glob("eval/*.py")])
@@ -284,6 +286,18 @@ def test_a_bundle_that_names_no_target_asks_for_one(fails, evaluate, bundle):
         ("k", "a", "--k 'a': expected numbers with commas"),
         ("k", "1,,3", "--k '1,,3': expected numbers with commas"),
         ("k", "1.5", "--k '1.5': expected numbers with commas"),
+        ("tree", "5", "tree path [5]: its elder sibling [4] is not in the tree"),
+        ("tree", "0;0,1", "--tree '0;0,1': tree path [0, 1]: its elder sibling [0, 0] is not in the tree"),
+        ("tree", "0;1,0", "--tree '0;1,0': tree path [1, 0]: its parent [1] is not in the tree; add it"),
+        ("tree", "0;0", "--tree '0;0': tree path [0] is there twice"),
+        ("tree", "0;-1", "--tree '0;-1': tree path [-1]: expected ranks of 0 or more"),
+        ("tree", "wide", "--tree 'wide': expected dynamic:DEPTH,TOP_K,NODES, for instance dynamic:5,4,16, or nodes as"),
+        ("tree", "dynamic:5,4", "--tree 'dynamic:5,4': expected dynamic:DEPTH,TOP_K,NODES"),
+        ("tree", "dynamik:5,4,16", "--tree 'dynamik:5,4,16': expected dynamic:DEPTH,TOP_K,NODES"),
+        ("tree", "dynamic:0,4,16", "--tree 'dynamic:0,4,16': the dynamic tree's depth is 0"),
+        ("tree", "dynamic:2,2,16", "a dynamic tree of depth 2 and top_k 2 grows 6 nodes, fewer than the 16 to keep"),
+        ("verification", "blok", "--verification: Input should be 'token', 'block' or 'typical_lossy' (found 'blok')"),
+        ("verification", "", "--verification: Input should be"),
         ("temperature", "-1", "temperature: found -1.0, expected 0 (greedy) or a finite number"),
         ("temperature", "warm", "--temperature 'warm': expected numbers with commas"),
         ("temperature", "nan", "temperature: found nan"),
@@ -298,6 +312,39 @@ def test_a_bundle_that_names_no_target_asks_for_one(fails, evaluate, bundle):
 def test_a_wrong_option_is_named(fails, evaluate, tmp_path, flag, value, message):
     assert message in fails(cli.evaluate, *evaluate(**{flag: value}))
     assert not (tmp_path / "out").exists()
+
+
+def test_the_same_tree_twice_is_named(fails, evaluate, exact, tmp_path):
+    twice, message = ("--tree", "dynamic:2,2,4"), "error: --tree: the same tree twice: dynamic tree of 4, dynamic tree"
+    assert fails(cli.evaluate, *evaluate(), *twice, *twice).startswith(message)
+    assert fails(cli.exactness, *exact(tree=None), *twice, *twice).startswith(message)
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("text", "tree"),
+    [
+        ("dynamic:5,4,16", DynamicTree(5, 4, 16)),
+        ("0", StaticTree(((0,),))),
+        ("0;1;0,0", StaticTree(((0,), (1,), (0, 0)))),
+        ("distinct:0;1", StaticTree(((0,), (1,)), "distinct")),
+        ("chosen:0;1;0,0", StaticTree(((0,), (1,), (0, 0)), "chosen")),
+        ("independent: 0; 1; 0, 0", StaticTree(((0,), (1,), (0, 0)), "independent")),
+    ],
+)
+def test_trees_are_written_as_paths_or_as_a_size(text, tree):
+    assert parse_tree(text) == tree
+
+
+def test_trees_and_rules_are_measured_and_reported(evaluate, tmp_path):
+    options = evaluate(tree="dynamic:2,2,4", verification="token,block,typical_lossy", max_new_tokens=6)
+    assert cli.guarded(cli.evaluate, [*map(str, options), "--tree", "chosen:0;1;0,0"], "x") == 0
+    document = read_document(tmp_path / "out" / "acceptance.json")
+    names = [c["contender"] for c in document["samplers"][0]["contenders"]]
+    drafts = ["k=1", "k=1 block", "k=1 LOSSY typical", "dynamic tree of 4", "tree of 3"]
+    assert names == ["plain", *(f"{drafter} {draft}" for drafter in ("ngram", "eagle3") for draft in drafts)]
+    text = (tmp_path / "out" / "report.md").read_text(encoding="utf-8")
+    assert "Not exact: ngram k=1 LOSSY typical, eagle3 k=1 LOSSY typical have another law" in text
 
 
 def test_top_k_and_top_p_are_checked(fails, evaluate):
@@ -315,6 +362,85 @@ def test_an_evaluation_begun_with_other_settings_is_named(fails, evaluate, tmp_p
     assert "config.k[0]: 1 against 2" in found
     assert str(tmp_path / "out" / "evaluation") in found
     assert {path: path.read_bytes() for path in (tmp_path / "out").rglob("*") if path.is_file()} == before
+
+
+# --- exactness ----------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def exact(chat_folder, finished_run, tmp_path):
+    """Arguments of a small comparison; keywords replace them (``None`` leaves one out)."""
+
+    def exact(**changes):
+        options = {"traffic": finished_run / "heldout.jsonl", "target": chat_folder, "output": tmp_path / "exact.json"}
+        options |= {"prompts": 2, "max_new_tokens": 4, "batch": "1,2", "k": 2, "tree": "0;1;0,0"} | changes
+        parts = ((f"--{name.replace('_', '-')}", value) for name, value in options.items() if value is not None)
+        return [str(part) for pair in parts for part in pair]
+
+    return exact
+
+
+def test_exactness_of_a_bundle_is_a_table_and_a_document(exact, bundle, tmp_path, capsys):
+    assert cli.guarded(cli.exactness, exact(bundle=bundle), "x") == 0
+    out = capsys.readouterr().out
+    drafts = ("k=2", "k=2 block", "tree of 3")
+    schemes = ["plain", *(f"{drafter} {draft}" for drafter in ("ngram", "eagle3", "rehearsed") for draft in drafts)]
+    rows = [line for line in out.splitlines() if line.startswith("| ") and "2/2" in line]
+    assert [re.match(r"\| (.+?) +\|", row).group(1) for row in rows] == schemes
+    assert "exact: all outputs are plain decoding's, token by token; 2 prompts, 8 tokens, float32" in out
+    document = json.loads((tmp_path / "exact.json").read_text())
+    assert (document["faults"], len(document["cells"])) == (0, 2 * len(schemes))
+    assert document["target"] == Path(exact()[3]).name
+
+
+def test_exactness_needs_no_bundle_and_no_output(exact, tmp_path, capsys):
+    assert cli.guarded(cli.exactness, exact(output=None, batch="1", verification="token"), "x") == 0
+    assert "| rehearsed k=2 " in capsys.readouterr().out
+    assert not (tmp_path / "exact.json").exists()
+
+
+def test_a_fault_is_exit_code_1(exact, monkeypatch, capsys, tmp_path):
+    real = exactness.generate_batch
+
+    def wrong(*arguments, **settings):
+        results = real(*arguments, **settings)
+        for result in results:
+            result.tokens[1] = (result.tokens[1] + 1) % 250
+        return results
+
+    monkeypatch.setattr(exactness, "generate_batch", wrong)
+    assert cli.guarded(cli.exactness, exact(batch="1", verification="token", tolerance=0), "x") == 1
+    out = capsys.readouterr().out
+    assert "FAULT: ngram k=2, batch 1, prompt" in out
+    assert "NOT EXACT" in out
+    assert json.loads((tmp_path / "exact.json").read_text())["faults"] > 0
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"target": None}, "there is no bundle to say the target; name it with --target"),
+        ({"verification": "typical_lossy"}, "--verification: Input should be 'token' or 'block'"),
+        ({"batch": "0"}, "--batch: Input should be greater than or equal to 1 (found 0)"),
+        ({"batch": "a"}, "--batch 'a': expected numbers with commas"),
+        ({"prompts": 0}, "--prompts: Input should be greater than or equal to 1"),
+        ({"tolerance": "nan"}, "--tolerance: Input should be a finite number"),
+        ({"tree": "0;2"}, "--tree '0;2': tree path [2]: its elder sibling [1] is not in the tree"),
+        ({"traffic": "none.jsonl"}, "none.jsonl: no such file"),
+        ({"max_new_tokens": 400}, "conversation 'heldout-50': a prompt of"),
+    ],
+)
+def test_a_wrong_option_of_exactness_is_named(fails, exact, tmp_path, changes, message):
+    assert message in fails(cli.exactness, *exact(**changes))
+    assert not (tmp_path / "exact.json").exists()
+
+
+def test_only_what_goes_on_says_so_when_interrupted(capsys):
+    def stopped(arguments, name):
+        raise KeyboardInterrupt
+
+    assert cli.guarded(stopped, [], "x") == 130
+    assert capsys.readouterr().err == "interrupted\n"
 
 
 def test_an_output_that_is_a_file_is_named(fails, evaluate, tmp_path):

@@ -8,6 +8,7 @@ import yaml
 from spectrain.config import Recipe, load_recipe
 from spectrain.errors import SpectrainError
 from spectrain.exact.sampler import Sampler
+from spectrain.shapes import DynamicTree, StaticTree
 from spectrain.training import TrainingConfig
 
 SHIPPED = sorted((Path(__file__).parents[1] / "recipes").glob("*-*/*.yaml"))
@@ -76,6 +77,12 @@ def test_yaml_stands_where_nothing_overrides_it_and_a_flag_equal_to_the_default_
         ("regenerate=null", lambda r: r.regenerate, None),
         ("regenerate.sampler.temperature=0.7", lambda r: r.regenerate.sampler, Sampler(0.7)),
         ("evaluation.samplers=[{temperature: 1, top_k: 50}]", lambda r: r.evaluation.samplers, (Sampler(1, 50),)),
+        (
+            "evaluation.trees=[{paths: [[0], [1], [0, 0]], children: chosen}, {depth: 3, nodes: 9}]",
+            lambda r: r.evaluation.trees,
+            (StaticTree(((0,), (1,), (0, 0)), "chosen"), DynamicTree(3, 4, 9)),
+        ),
+        ("evaluation.verification=[token, block]", lambda r: r.evaluation.verification, ("token", "block")),
         ("data.heldout=[a.jsonl]", lambda r: r.data.heldout, ("a.jsonl",)),
         ("data.heldout_fraction=.5", lambda r: r.data.heldout_fraction, 0.5),
         ("evaluation.conversations=~", lambda r: r.evaluation.conversations, None),
@@ -112,6 +119,10 @@ def test_a_recipe_reads_plain_words_as_overrides_do(write):
         ("drafter.depth=1", "drafter.depth", "did you mean 'drafter.depths'?"),
         ("regenerate.sampler.temprature=1", "regenerate.sampler.temprature", "'regenerate.sampler.temperature'"),
         ("evaluation.samplers=[{top_kk: 1}]", "evaluation.samplers.0.top_kk", "'evaluation.samplers.0.top_k'"),
+        ("evaluation.trees=[{paths: [[0]], depth: 2}]", "evaluation.trees.0.depth", "it belongs to another kind"),
+        ("baselines=[{type: ngram, depths: 3}]", "baselines.0.depths", "it belongs to another kind"),
+        ("evaluation.trees=[{paths: [[0]], childre: chosen}]", "evaluation.trees.0.childre", "trees.0.children'?"),
+        ("evaluation.trees=[{depth: 2, top: 2}]", "evaluation.trees.0.top", "did you mean 'evaluation.trees.0.top_k'?"),
         ("baselines=[{type: ngram, longst: 3}]", "baselines.0.longst", "did you mean 'baselines.0.longest'?"),
         ("optim.xyzzy=1", "optim.xyzzy", "the keys there are lr, betas"),
         ("xyzzy=1", "xyzzy", "the keys there are target, data"),
@@ -167,6 +178,22 @@ def test_an_override_that_is_no_yaml_is_refused(write):
         ("evaluation.samplers=[]", "evaluation.samplers: Tuple should have at least 1 item"),
         ("evaluation.samplers=[{temperature: -1}]", "evaluation.samplers.0: sampler temperature: found -1"),
         ("evaluation.samplers=[{}, {temperature: 0}]", "evaluation.samplers: the same sampler twice: greedy"),
+        ("evaluation.trees=[{paths: [[0], [1, 0]]}]", "evaluation.trees.0: tree path [1, 0]: its parent [1] is not"),
+        ("evaluation.trees=[{paths: [[0], [0, 2]]}]", "evaluation.trees.0: tree path [0, 2]: its elder sibling [0, 1]"),
+        ("evaluation.trees=[{depth: 0}]", "evaluation.trees.0: the dynamic tree's depth is 0; expected a whole number"),
+        (
+            "evaluation.trees=[{depth: 2, top_k: 2}]",
+            "evaluation.trees.0: a dynamic tree of depth 2 and top_k 2 grows 6",
+        ),
+        ("evaluation.trees=[{}]", "evaluation.trees.0: expected a tree: {paths: [[0], [1], [0, 0]]}, or {depth: 5, to"),
+        ("evaluation.trees=[5]", "evaluation.trees.0: expected a tree: {paths"),
+        ("evaluation.trees=[{depth: 2}, {depth: 2}]", "evaluation.trees: the same tree twice: dynamic tree of 16"),
+        ("evaluation.trees=[{paths: [[a]]}]", "evaluation.trees.0.paths.0.0: Input should be a valid integer"),
+        (
+            "evaluation.verification=[typical]",
+            "evaluation.verification.0: Input should be 'token', 'block' or 'typical_",
+        ),
+        ("evaluation.verification=[]", "evaluation.verification: Tuple should have at least 1 item"),
         ("drafter.type=medusa", "drafter: Input tag 'medusa'"),
         ("drafter.depths=0", "drafter.depths: Input should be greater than or equal to 1"),
         ("optim=3", "optim: Input should be a valid dictionary"),

@@ -120,6 +120,16 @@ def test_equals_autograd_over_all_logits(name, dtype, chunk):
         torch.testing.assert_close(parameter.grad.double(), expected, rtol=1e-4, atol=1e-5)
 
 
+def test_a_frozen_head_gets_no_gradient_and_changes_no_other():
+    hidden, head, log_p, _ = problem()
+    gradients = []
+    for weight in (head, head.detach()):
+        value = head_loss(hidden, weight, lambda rows: log_p[rows], lambda z, p, rows: forward_kl(z, p), chunk=5)
+        gradients.append(torch.autograd.grad(value, hidden)[0])
+    assert torch.equal(*gradients)
+    assert head.grad is None
+
+
 def test_no_position_at_all_gives_zero_loss_and_zero_gradients():
     hidden, head = torch.zeros(0, H, requires_grad=True), torch.randn(D, H, requires_grad=True)
     value = head_loss(hidden, head, lambda rows: torch.zeros(0, D), lambda z, p, rows: forward_kl(z, p))

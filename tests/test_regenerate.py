@@ -115,12 +115,12 @@ class Interrupting:
         self.real, self.calls, self.prompts, self.failing = module.generate_batch, 0, 0, failing
         monkeypatch.setattr(module, "generate_batch", self)
 
-    def __call__(self, target, prompts, **keywords):
+    def __call__(self, target, drafter, prompts, **keywords):
         self.calls += 1
         if self.calls == self.failing:
             raise KeyboardInterrupt
         self.prompts += len(prompts)
-        return self.real(target, prompts, **keywords)
+        return self.real(target, drafter, prompts, **keywords)
 
 
 @pytest.mark.parametrize("torn", [b"", b'{"id": "c', '{"id": "c5", "messages": "é'.encode()[:-1]])

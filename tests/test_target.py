@@ -1,5 +1,7 @@
 """Taps are where the convention says (case C10), the head reads what is stored (C11), padding is no token (C05)."""
 
+from functools import cache as once
+from functools import partial
 from typing import Any
 
 import pytest
@@ -9,6 +11,7 @@ from transformers import CONFIG_MAPPING, AutoModelForCausalLM
 
 from spectrain.drafters.eagle3 import Eagle3Config
 from spectrain.errors import SpectrainError
+from spectrain.shapes import Layout, paths_of
 from spectrain.target import Target, check_taps, default_taps, load_target, resolve_model
 
 SMALL: dict[str, Any] = {
@@ -29,9 +32,13 @@ def tokens(count, seed=0, rows=1):
 # --- taps -------------------------------------------------------------------------------------------------------
 
 
-def counting_target(tiny_target, architecture="llama"):
+@pytest.fixture(scope="module")
+def counting_target(tiny_target):
+    return once(lambda architecture: build_counting(tiny_target(architecture)))
+
+
+def build_counting(target):
     """Eight layers that compute nothing; after them a hook adds 10^k behind layer k."""
-    target = tiny_target(architecture)
     with torch.no_grad():
         for parameter in target.model.parameters():
             parameter.zero_()
@@ -45,8 +52,8 @@ def counting_target(tiny_target, architecture="llama"):
 
 
 @pytest.mark.parametrize("taps", [(0,), (1,), (7,), (2, 4, 5), (0, 1, 2, 3, 4, 5, 6, 7)])
-def test_tap_k_is_the_sum_of_the_blocks_before_k(tiny_target, architecture, taps):
-    target = counting_target(tiny_target, architecture)
+def test_tap_k_is_the_sum_of_the_blocks_before_k(counting_target, architecture, taps):
+    target = counting_target(architecture)
     target.tap(taps)
     cache = target.new_cache()
     for ids in (tokens(5), tokens(1), tokens(3)):  # a prefill, a step, a verification
@@ -75,6 +82,17 @@ def test_taps_can_be_changed_and_taken_off(tiny_target):
     target.tap(())
     assert target.forward(ids).taps_BTF.shape == (1, 6, 0)
     assert not any(layer._forward_pre_hooks for layer in target.layers)
+
+
+def test_tapping_the_same_layers_again_is_for_nothing(tiny_target):
+    """A decoder taps for every batch; its hooks, and what was compiled around them, may stay."""
+    target = tiny_target(layers=4)
+    target.tap((1, 3))
+    hooks = [list(layer._forward_pre_hooks) for layer in target.layers]
+    target.tap([1, 3])
+    assert [list(layer._forward_pre_hooks) for layer in target.layers] == hooks
+    target.tap((3,))
+    assert [len(layer._forward_pre_hooks) for layer in target.layers] == [0, 0, 0, 1]
 
 
 def test_features_are_sliced_by_position(tiny_target):
@@ -117,6 +135,79 @@ def test_bad_taps_are_refused_with_the_range_and_the_convention(tiny_target, tap
     if taps:
         with pytest.raises(SpectrainError, match="are not distinct ascending layers"):
             target.tap(taps)
+
+
+# --- rows and trees ---------------------------------------------------------------------------------------------
+
+
+def test_a_trees_features_are_those_of_plain_forwards(tiny_target, architecture):
+    """States and taps of every node of case C19, behind prompts of unlike lengths in one cache."""
+    target = tiny_target(architecture, layers=4)
+    target.tap((0, 1, 3))
+    parents, lengths = [-1, 0, 0, 1, 1, 2], (7, 2, 4)
+    read, round_BM, cache = tokens(7, rows=3), tokens(7, seed=1, rows=3), target.new_cache(3)
+    target.forward(read, cache=cache)
+    cache.rollback(lengths)
+    features = target.forward(round_BM, cache=cache, layout=Layout.tree(torch.tensor([parents] * 3), 3))
+    assert features.taps_BTF.shape == (3, 7, 3 * 32)
+    for row, length in enumerate(lengths):
+        for node, path in enumerate([[], *paths_of(parents)]):
+            places = [0, *(n + 1 for n in path)]
+            want = target.forward(torch.cat([read[row, :length], round_BM[row, places]])[None])
+            for got, plain in ((features.hidden_BTH, want.hidden_BTH), (features.taps_BTF, want.taps_BTF)):
+                torch.testing.assert_close(got[row, node], plain[0, -1], rtol=1e-5, atol=1e-5)
+
+
+def test_without_a_cache_right_padding_does_no_harm(tiny_target, architecture):
+    target = tiny_target(architecture, layers=4)
+    target.tap((2,))
+    read = tokens(9, rows=2)
+    whole, short = target.forward(read), target.forward(read[1:, :5])
+    torch.testing.assert_close(whole.hidden_BTH[1:, :5], short.hidden_BTH, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(whole.taps_BTF[1:, :5], short.taps_BTF, rtol=1e-5, atol=1e-5)
+
+
+def test_a_new_cache_has_a_row_for_every_request(tiny_target):
+    target = tiny_target(layers=2)
+    assert target.new_cache().lengths == [0]
+    cache = target.new_cache(4)
+    target.forward(tokens(3, rows=4), cache=cache)
+    assert cache.lengths == [3] * 4
+
+
+@torch.inference_mode()
+def rounds_of(target, count):
+    """A prefill, and so many rounds of a tree and of a step each, at lengths that go apart."""
+    cache, parents, features = target.new_cache(3), torch.tensor([[-1, 0, 0, 1, 1, 2]] * 3), []
+    features.append(target.forward(tokens(9, rows=3), cache=cache))
+    cache.rollback([4, 9, 6])
+    for number in range(count):
+        before = list(cache.lengths)
+        layout = Layout.tree(parents, 3)
+        features.append(target.forward(tokens(7, number + 1, rows=3), cache=cache, layout=layout))
+        cache.keep(before, [[0, 1, 4], [0, 2, 6], [0]])
+        features.append(target.forward(tokens(1, number + 9, rows=3), cache=cache))
+    return features
+
+
+def test_compiled_parts_compute_the_same_and_are_compiled_once(tiny_target, monkeypatch):
+    """Traced as for a compiler, and run without one. No length of a cache is part of what is compiled."""
+    monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="eager"))
+    torch._dynamo.reset()
+    counted = torch._dynamo.utils.counters["stats"]
+    target = tiny_target(layers=3)
+    target.tap((0, 2))
+    want = rounds_of(target, 4)
+    target.compile()
+    before = counted["unique_graphs"]
+    got = [rounds_of(target, 1), rounds_of(target, 4)]
+    assert counted["unique_graphs"] > before
+    traced = counted["unique_graphs"]
+    for run in (*got, rounds_of(target, 4)):
+        for one, other in zip(run, want, strict=False):
+            torch.testing.assert_close(one.hidden_BTH, other.hidden_BTH, rtol=1e-6, atol=1e-6)
+            torch.testing.assert_close(one.taps_BTF, other.taps_BTF, rtol=1e-6, atol=1e-6)
+    assert counted["unique_graphs"] == traced
 
 
 # --- the head ---------------------------------------------------------------------------------------------------

@@ -25,6 +25,7 @@ from spectrain.decoding.trace import Clock, Generation, Round
 from spectrain.decoding.verification import Verification, check_verification
 from spectrain.drafters.base import Committed, Drafter, Proposal
 from spectrain.errors import SpectrainError
+from spectrain.exact.penalties import Penalties
 from spectrain.exact.sampler import Sampler, draw
 from spectrain.shapes import Chain, Shape, check_shape
 from spectrain.target import Features, Target
@@ -56,6 +57,7 @@ def generate_batch(target: Target, drafter: Drafter | None, prompts: Sequence[Se
 
 class Decoding:
     """A batch of requests on its way. Iterating runs it, and gives what each round committed; ``results`` fills.
+    Iterating again goes on where it stopped, and several may take turns on one target.
 
     At T=0 the tokens equal ``generate_plain``'s (up to ties of floating point); at T>0 they have the same law, under
     another use of the random stream. ``drafter`` None decodes plainly. ``shape`` is asked of the drafter each round;
@@ -68,38 +70,43 @@ class Decoding:
     def __init__(self, target: Target, drafter: Drafter | None, prompts: Sequence[Sequence[int]], *, sampler: Sampler,
                  max_new_tokens: int, seeds: Sequence[int], shape: Shape | None = None,
                  verification: Verification = "token", eos_ids: Collection[int] | None = None, min_new_tokens: int = 0,
-                 stop: str | Sequence[str] = (), timed: bool = True) -> None:  # fmt: skip
+                 stop: str | Sequence[str] = (), penalties: Penalties | None = None,
+                 timed: bool = True) -> None:  # fmt: skip
         if len(seeds) != len(prompts):
             raise SpectrainError(f"{len(prompts)} prompts and {len(seeds)} seeds; expected one seed for each prompt")
         for prompt in prompts:
             check_request(target, prompt, max_new_tokens)
         self.shape = _checked(drafter, shape, verification)
-        self.target, self.drafter, self.results = target, drafter, [Generation() for _ in prompts]
-        self._options = Options.of(target, sampler, max_new_tokens, eos_ids, min_new_tokens, stop, verification)
+        self.target, self.drafter = target, drafter
+        self._options = Options.of(target, sampler, max_new_tokens, eos_ids, min_new_tokens, stop, verification,
+                                   penalties)  # fmt: skip
+        self._history = self._options.history(prompts)
         self._prompts = [list(prompt) for prompt in prompts]
-        self._running = list(range(len(prompts)))
+        self.results = [Generation(text="" if self._options.stop else None) for _ in prompts]
+        self._running = list(range(len(prompts))) if max_new_tokens else []
+        self._cache, self._started = target.new_cache(len(prompts)), False
         self._endings = [self._options.stopping() for _ in prompts]
         self._streams = [uniform_stream(seed) for seed in seeds]
         self._clock = Clock(target.device, exact=timed)
 
     @torch.inference_mode()
     def __iter__(self) -> Iterator[list[Emitted]]:
-        self.target.tap(self.drafter.tap_layers if self.drafter else ())
-        if self._running and self._options.max_new_tokens:
-            yield self._prefill()
-            while self._running:
-                yield self._round()
+        while self._running:
+            self.target.tap(self.drafter.tap_layers if self.drafter else ())  # another may have had its own meanwhile
+            yield self._round() if self._started else self._prefill()
 
     def _prefill(self) -> list[Emitted]:
         self._clock.lap()
         counts = [len(prompt) for prompt in self._prompts]
-        self._cache = self.target.new_cache(len(counts))
         features = self.target.forward(self._padded(self._prompts), cache=self._cache)
         self._cache.rollback(counts)
         hidden_B1H = last_positions(features.hidden_BTH, counts)
-        p_B1V = self._options.law(self.target.logits(hidden_B1H), torch.zeros(len(counts), 1, dtype=torch.long))
+        number_B1, history = torch.zeros(len(counts), 1, dtype=torch.long), self._history
+        behind = (history.prompt_BV[:, None], history.answer_BV[:, None]) if history else None
+        p_B1V = self._options.law(self.target.logits(hidden_B1H), number_B1, behind)
         first = draw(p_B1V[:, 0], self._uniforms(1)[:, 0])
-        check_finite(bool(hidden_B1H.isfinite().all()), self.target)
+        check_finite(bool((hidden_B1H.isfinite().all() & p_B1V.isfinite().all())), self.target)
+        self._started = True
         emitted = self._keep([[token] for token in first.tolist()])
         target_s = self._clock.lap()
         if self.drafter is not None:
@@ -115,14 +122,14 @@ class Decoding:
     def _round(self) -> list[Emitted]:
         running, clock = list(self._running), self._clock
         clock.lap()
-        limits = [min(self._depth, self._endings[i].left - 1) for i in running]  # the last place is the target's own
+        limits = [self._endings[i].left - 1 for i in running]  # the last place is the target's own
         uniforms_BU = self._uniforms(2 * self._nodes + 1)
         proposal = self._propose(limits, uniforms_BU[:, : self._nodes])
         draft_s = clock.lap()
         pending = [self.results[i].tokens[-1] for i in running]
         produced = [self._endings[i].count for i in running]
         outcome = evaluate(self.target, self._cache, self._options, self.shape, pending, produced, limits, proposal,
-                           uniforms_BU[:, self._nodes :], clock)  # fmt: skip
+                           uniforms_BU[:, self._nodes :], clock, self._history)  # fmt: skip
         emitted = self._keep(outcome.tokens)
         rows = self._drop_finished(emitted)
         other_s = clock.lap()
@@ -147,6 +154,11 @@ class Decoding:
             )
             self.results[i].total_s += total_s
         return emitted
+
+    @property
+    def stop(self) -> tuple[str, ...]:
+        """The stop strings."""
+        return self._options.stop
 
     # --- parts ------------------------------------------------------------------------------------------------
 
@@ -188,6 +200,8 @@ class Decoding:
             if ending.finished:
                 result.finished, result.text = ending.finished, ending.text if ending.stop else None
             emitted.append(Emitted(i, kept, ending.finished))
+        if self._history:
+            self._history.add([event.tokens for event in emitted])
         return emitted
 
     def _drop_finished(self, emitted: Sequence[Emitted]) -> list[int]:
@@ -195,17 +209,19 @@ class Decoding:
         rows = [row for row, event in enumerate(emitted) if not event.finished]
         if rows and len(rows) < len(emitted):
             self._cache.select(rows)
+            if self._history:
+                self._history.select(rows)
             if self.drafter is not None:
                 self.drafter.select(self._state, rows)
         self._running = [self._running[row] for row in rows]
         return rows
 
     def _observe(self, tokens: list[list[int]], features: Callable[[], Features],
-                 answers_BA: Tensor | None = None) -> None:  # fmt: skip
+                 answers: list[list[int]] | None = None) -> None:  # fmt: skip
         if self.drafter is not None and tokens:
             tokens_BT = self._padded(tokens)
             kept = features()[: tokens_BT.shape[1]]
-            self.drafter.observe(self._state, Committed(tokens, tokens_BT, kept, answers_BA))
+            self.drafter.observe(self._state, Committed(tokens, tokens_BT, kept, answers))
 
 
 def _checked(drafter: Drafter | None, shape: Shape | None, verification: Verification) -> Shape:

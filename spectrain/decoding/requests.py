@@ -8,17 +8,20 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from spectrain.attention import context
+from spectrain.decoding.history import History
 from spectrain.decoding.stopping import Stopping, check_stop
 from spectrain.decoding.verification import Verification
 from spectrain.errors import SpectrainError
+from spectrain.exact.penalties import Penalties
 from spectrain.exact.sampler import Sampler, forbid
 from spectrain.target import Target
 
 
 def check_request(target: Target, prompt_ids: Sequence[int], max_new_tokens: int) -> None:
     """Refuse an empty prompt, ids that do not exist, and a request longer than the target's context."""
-    if max_new_tokens < 0:
-        raise SpectrainError(f"max_new_tokens is {max_new_tokens}; expected 0 or more")
+    if not isinstance(max_new_tokens, int) or max_new_tokens < 0:
+        raise SpectrainError(f"max_new_tokens is {max_new_tokens!r}; expected 0 or more")
     if len(prompt_ids) == 0:
         raise SpectrainError("the prompt has no tokens; a causal model needs at least one (BOS, for instance)")
     foreign = next((i for i in prompt_ids if not 0 <= i < target.tokenizer_size), None)
@@ -26,12 +29,19 @@ def check_request(target: Target, prompt_ids: Sequence[int], max_new_tokens: int
         raise SpectrainError(
             f"prompt id {foreign} does not exist; the tokenizer has ids 0 to {target.tokenizer_size - 1}"
         )
-    limit = getattr(target.config, "max_position_embeddings", None)
+    limit = context(target.config)
     if limit is not None and len(prompt_ids) + max_new_tokens > limit:
         raise SpectrainError(
             f"a prompt of {len(prompt_ids)} tokens and {max_new_tokens} new ones exceed the target's context of "
             f"{limit} tokens; shorten the prompt or lower max_new_tokens"
         )
+
+
+def _known(target: Target, eos_ids: Collection[int]) -> list[int]:
+    foreign = next((i for i in eos_ids if not 0 <= i < target.tokenizer_size), None)
+    if foreign is not None:
+        raise SpectrainError(f"EOS id {foreign} does not exist; the tokenizer has ids 0 to {target.tokenizer_size - 1}")
+    return sorted(set(eos_ids))
 
 
 def uniform_stream(seed: int) -> Callable[[int], Tensor]:
@@ -51,25 +61,41 @@ class Options:
     eos: Tensor
     stop: tuple[str, ...]
     verification: Verification
+    penalties: Penalties
 
     @classmethod
     def of(cls, target: Target, sampler: Sampler, max_new_tokens: int, eos_ids: Collection[int] | None,
            min_new_tokens: int, stop: str | Sequence[str],
-           verification: Verification = "token") -> Options:  # fmt: skip
-        if not 0 <= min_new_tokens <= max_new_tokens:
-            raise SpectrainError(f"min_new_tokens is {min_new_tokens}; expected 0 to max_new_tokens, {max_new_tokens}")
-        eos = sorted(set(target.eos_ids if eos_ids is None else eos_ids))
+           verification: Verification = "token", penalties: Penalties | None = None) -> Options:  # fmt: skip
+        if not isinstance(min_new_tokens, int) or not 0 <= min_new_tokens <= max_new_tokens:
+            raise SpectrainError(
+                f"min_new_tokens is {min_new_tokens!r}; expected 0 to max_new_tokens, {max_new_tokens}"
+            )
+        eos = _known(target, target.eos_ids if eos_ids is None else eos_ids)
+        if min_new_tokens and len(eos) == target.tokenizer_size:
+            raise SpectrainError("min_new_tokens forbids EOS, and eos_ids names every id; leave one out")
         return cls(target, sampler, max_new_tokens, min_new_tokens, torch.tensor(eos, dtype=torch.long),
-                   check_stop(stop), verification)  # fmt: skip
+                   check_stop(stop), verification, penalties or Penalties())  # fmt: skip
 
     def stopping(self) -> Stopping:
         tokenizer = self.target.tokenizer if self.stop else None
         return Stopping(self.max_new_tokens, self.eos.tolist(), self.stop, self.min_new_tokens, tokenizer)
 
-    def law(self, logits_BMV: Tensor, number_BM: Tensor) -> Tensor:
-        """The target's law of answer tokens number ``number_BM`` (from 0): the sampler's, without EOS among the first
-        ``min_new_tokens``."""
+    def law(self, logits_BMV: Tensor, number_BM: Tensor, history: tuple[Tensor, Tensor] | None = None) -> Tensor:
+        """The target's law of answer tokens number ``number_BM`` (from 0).
+
+        Penalties first, with their ``history`` (prompt [.., V], counts of the answer [.., V]); then no EOS among the
+        first ``min_new_tokens``; then the sampler.
+        """
+        if history is not None:
+            logits_BMV = self.penalties.apply(logits_BMV, *history)
         if self.min_new_tokens and len(self.eos):
             early_BM = number_BM.to(logits_BMV.device) < self.min_new_tokens
             logits_BMV = forbid(logits_BMV, self.eos.to(logits_BMV.device), early_BM)
         return self.sampler.probabilities(logits_BMV)
+
+    def history(self, prompts: Sequence[Sequence[int]]) -> History | None:
+        """What penalties need to remember; None without any."""
+        if self.penalties.none:
+            return None
+        return History(prompts, self.target.vocab_size, self.target.device)

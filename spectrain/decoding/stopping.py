@@ -22,23 +22,27 @@ class TextStream:
     def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
         self._tokenizer = tokenizer
         self._ids: list[int] = []
-        self._start = self._given = 0
+        # Decoding goes on from ``start``, a piece before ``whole``, the last place between two characters: whether a
+        # piece begins with a space depends on what it follows. ``shown`` characters from there on were given out.
+        self._start = self._whole = self._shown = 0
 
     def feed(self, tokens: Sequence[int]) -> str:
         """The new text after these tokens."""
         self._ids.extend(tokens)
-        # Decoded with the tokens before it: whether a piece begins with a space depends on them.
-        before, now = self._decode(self._ids[self._start : self._given]), self._decode(self._ids[self._start :])
-        if len(now) <= len(before) or now.endswith("�"):
-            return ""
-        self._start, self._given = self._given, len(self._ids)
-        return now[len(before) :]
+        now = self._decode(self._ids[self._start :])
+        certain = now.rstrip("�")  # one token may hold the end of a character and the beginning of the next
+        piece = certain[self._shown :]
+        self._shown += len(piece)
+        if piece and certain == now:
+            self._start, self._whole = self._whole, len(self._ids)
+            self._shown = len(self._decode(self._ids[self._start :]))
+        return piece
 
     def flush(self) -> str:
         """What was still waiting; the answer has ended."""
-        before, now = self._decode(self._ids[self._start : self._given]), self._decode(self._ids[self._start :])
-        self._start = self._given = len(self._ids)
-        return now[len(before) :]
+        now = self._decode(self._ids[self._start :])
+        piece, self._shown = now[self._shown :], len(now)
+        return piece
 
     def _decode(self, ids: Sequence[int]) -> str:
         return str(self._tokenizer.decode(list(ids), skip_special_tokens=True, clean_up_tokenization_spaces=False))
@@ -77,8 +81,16 @@ class Stopping:
             elif self.count == self.budget:
                 self.finished = "budget"
             if self.finished:
+                self._close(tokens[number - 1 : number])
                 return list(tokens[:number])
         return list(tokens)
+
+    def _close(self, last: Sequence[int]) -> None:
+        """The text of an answer that no stop string ended is that of all its tokens."""
+        if self._stream is not None and self.finished == "eos":
+            self.text += self._stream.feed(last)
+        if self._stream is not None and self.finished != "stop":
+            self.text += self._stream.flush()
 
     def _completes(self, token: int) -> bool:
         assert self._stream is not None

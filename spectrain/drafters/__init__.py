@@ -10,13 +10,24 @@ from typing import Annotated, Any
 from pydantic import Field
 
 from spectrain.drafters.base import Drafter, DrafterConfig, TrainableDrafter
+from spectrain.drafters.eagle import EagleConfig, EagleDrafter
 from spectrain.drafters.eagle3 import Eagle3Config, Eagle3Drafter
+from spectrain.drafters.language_model import LanguageModelConfig, LanguageModelDrafter
+from spectrain.drafters.lookahead import LookaheadConfig, LookaheadDrafter
+from spectrain.drafters.medusa import MedusaConfig, MedusaDrafter
 from spectrain.drafters.ngram import NgramConfig, NgramDrafter
 
-AnyDrafterConfig = Annotated[Eagle3Config | NgramConfig, Field(discriminator="type")]
+AnyDrafterConfig = Annotated[
+    EagleConfig | Eagle3Config | LanguageModelConfig | LookaheadConfig | MedusaConfig | NgramConfig,
+    Field(discriminator="type"),
+]
 
 FAMILIES: dict[type[DrafterConfig], type[Drafter]] = {
+    EagleConfig: EagleDrafter,
     Eagle3Config: Eagle3Drafter,
+    LanguageModelConfig: LanguageModelDrafter,
+    LookaheadConfig: LookaheadDrafter,
+    MedusaConfig: MedusaDrafter,
     NgramConfig: NgramDrafter,
 }
 

@@ -6,7 +6,7 @@ drafter's head.
 A drafter owns its alignment and its decode state. In training, ``forward`` returns hidden states for each draft depth
 with the mask of supervised positions; heads and losses are applied outside, in chunks. In decoding, ``observe`` tells
 it what was committed and ``propose`` asks what comes next; after any sequence of rounds its state equals that of a
-fresh drafter that observed the committed prefix at once.
+fresh drafter that observed the committed prefix at once (what its probes were answered may be remembered besides).
 """
 
 from __future__ import annotations
@@ -43,12 +43,18 @@ class DrafterConfig(BaseModel):
 
 @dataclass(frozen=True)
 class DepthOutput:
-    """One draft depth: position t predicts token t + shift wherever ``mask_BT`` is true, through ``head_DH``."""
+    """One draft depth: position t predicts token t + shift wherever ``mask_BT`` is true, through ``head_DH``.
+
+    ``cap`` is the soft cap of its logits, if it has one. With ``predicts_features`` the first H values of each state
+    stand for the target's own last hidden state of position t + shift - 1, and are trained towards it.
+    """
 
     hidden_BTH: Tensor
     head_DH: Tensor
     shift: int
     mask_BT: Tensor
+    cap: float | None = None
+    predicts_features: bool = False
 
 
 @dataclass(frozen=True)
@@ -63,12 +69,14 @@ class DraftOutput:
 class Probes:
     """Extra nodes that the target evaluates and that are never verified, numbered on from the proposal's own.
 
-    The target's most likely tokens after the last ``answers`` of them come back with what was committed.
+    None is more than ``depth`` below the pending token. The target's most likely tokens after the last ``answers`` of
+    them come back with what was committed.
     """
 
     tokens_BN: Tensor
     parents_BN: Tensor
     answers: int
+    depth: int
 
 
 @dataclass(frozen=True)
@@ -93,13 +101,14 @@ class Committed:
 
     Token i of a row was decided from position i of ``features``: the target's states of the token before it. So
     feature and following token stand side by side, from a request's second token on. ``tokens`` are the same without
-    padding, on the host. ``answers_BA`` are the target's most likely tokens after the probes that asked.
+    padding, on the host. ``answers`` are the target's most likely tokens after the probes that asked, of every row as
+    many; None where there were no probes.
     """
 
     tokens: list[list[int]]
     tokens_BT: Tensor
     features: Features
-    answers_BA: Tensor | None = None
+    answers: list[list[int]] | None = None
 
     @property
     def counts(self) -> list[int]:
@@ -136,7 +145,8 @@ class Drafter(ABC):
                 uniforms_BN: Tensor) -> Proposal:  # fmt: skip
         """Tokens to follow the pending ones, of this shape.
 
-        A request needs none deeper than its limit (one limit at least is 1 or more); those that it gets do not count.
+        A request needs none deeper than its limit, which is what its budget still holds besides the token after them
+        (one limit at least is 1 or more); those that it gets do not count.
         Sampling consumes ``uniforms_BN``, one a node. A request's part depends on that request alone.
         """
 

@@ -1,4 +1,4 @@
-"""The layer of feature drafters, and attention as training simulates drafting.
+"""The layers of feature drafters, and attention as training simulates drafting.
 
 Shapes: B batch, T positions, M queried positions of a row, H hidden, size of a head.
 """
@@ -17,12 +17,12 @@ KeysValues = tuple[Tensor, Tensor]
 
 
 class Attention(nn.Module):
-    """Projections of the draft layer: queries, keys and values read embedding and feature side by side (2H)."""
+    """Projections of a draft layer; queries, keys and values read ``width`` values a position."""
 
-    def __init__(self, config: LlamaConfig) -> None:
+    def __init__(self, config: LlamaConfig, width: int) -> None:
         super().__init__()
         self.size = int(config.head_dim or config.hidden_size // config.num_attention_heads)
-        width, inner = 2 * config.hidden_size, config.num_attention_heads * self.size
+        inner = config.num_attention_heads * self.size
         outer = int(config.num_key_value_heads or config.num_attention_heads) * self.size
         self.q_proj = nn.Linear(width, inner, bias=False)
         self.k_proj = nn.Linear(width, outer, bias=False)
@@ -90,20 +90,31 @@ def take_positions(x_BTH: Tensor, at_BM: Tensor) -> Tensor:
 
 
 class DraftLayer(nn.Module):
-    """A Llama layer whose attention reads embedding and feature, normed, side by side; the residual is the feature."""
+    """A Llama layer from its attention on, which reads ``width`` values a position; ``norms`` are for what it reads."""
+
+    post_attention_layernorm: LlamaRMSNorm
+
+    def __init__(self, config: LlamaConfig, width: int, norms: Sequence[str] = ()) -> None:
+        super().__init__()
+        for name in (*norms, "post_attention_layernorm"):
+            self.add_module(name, LlamaRMSNorm(config.hidden_size, config.rms_norm_eps))
+        self.self_attn = Attention(config, width)
+        self.mlp = LlamaMLP(config)
+
+    def finish(self, residual_BTH: Tensor, attended: Tensor) -> Tensor:
+        residual_BTH = residual_BTH + self.self_attn.merge(attended)
+        return residual_BTH + self.mlp(self.post_attention_layernorm(residual_BTH))
+
+
+class WideDraftLayer(DraftLayer):
+    """The layer of EAGLE-3: its attention reads embedding and feature, normed, side by side; the residual is the
+    feature."""
+
+    input_layernorm: LlamaRMSNorm
+    hidden_norm: LlamaRMSNorm
 
     def __init__(self, config: LlamaConfig) -> None:
-        super().__init__()
-        size, eps = config.hidden_size, config.rms_norm_eps
-        self.input_layernorm = LlamaRMSNorm(size, eps)
-        self.hidden_norm = LlamaRMSNorm(size, eps)
-        self.post_attention_layernorm = LlamaRMSNorm(size, eps)
-        self.self_attn = Attention(config)
-        self.mlp = LlamaMLP(config)
+        super().__init__(config, 2 * config.hidden_size, ("input_layernorm", "hidden_norm"))
 
     def attention_input(self, embedded_BTH: Tensor, hidden_BTH: Tensor) -> Tensor:
         return torch.cat([self.input_layernorm(embedded_BTH), self.hidden_norm(hidden_BTH)], dim=-1)
-
-    def finish(self, hidden_BTH: Tensor, attended: Tensor) -> Tensor:
-        hidden_BTH = hidden_BTH + self.self_attn.merge(attended)
-        return hidden_BTH + self.mlp(self.post_attention_layernorm(hidden_BTH))

@@ -147,7 +147,10 @@ def _static(
             laws.append((level.rows, _spread(q_BWD, size, columns_D)))
         column_BC = column_BWC.flatten(1)[:, level.taken_C]
         tokens.append(column_BC if columns_D is None else columns_D[column_BC])
-        absent.append(missing_BWC.flatten(1)[:, level.taken_C])
+        missing_BC = missing_BWC.flatten(1)[:, level.taken_C]
+        if absent:  # what hangs from an absent node is not there either
+            missing_BC = missing_BC | absent[-1][:, level.picks_W[level.taken_C // level.widest]]
+        absent.append(missing_BC)
         start += len(level.taken_C)
     tokens_BN = torch.cat(tokens, 1)
     parents_N = torch.tensor(shape.parents[:start], device=tokens_BN.device)

@@ -1,20 +1,21 @@
 """Prompt lookup: propose what followed the latest earlier occurrence of the longest matching suffix.
 
 Costs no training and no device time; the baseline every trained drafter has to beat. (Prompt lookup decoding, Saxena
-2023; the same idea as LLMA, 2304.04487.) Its proposals are point masses.
+2023; the same idea as LLMA, 2304.04487.) Its proposals are point masses. A tree also holds what followed shorter
+suffixes elsewhere, the longest suffix first.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
-import torch
 from pydantic import Field, model_validator
 from torch import Tensor
 
 from spectrain.drafters.base import Committed, Drafter, DrafterConfig, Proposal
+from spectrain.drafters.trie import point_masses
 from spectrain.exact.sampler import Sampler
 from spectrain.shapes import Shape
 
@@ -48,6 +49,8 @@ class NgramState:
 class NgramDrafter(Drafter):
     """Looks the longest suffix up in the request's own tokens."""
 
+    trees = True
+
     def __init__(self, config: NgramConfig) -> None:
         self.config: NgramConfig = config
 
@@ -65,12 +68,10 @@ class NgramDrafter(Drafter):
         self, state: list[NgramState], sampler: Sampler, shape: Shape, limits: Sequence[int], uniforms_BN: Tensor
     ) -> Proposal:
         found = [
-            self._continuation(request, min(shape.depth, limit)) for request, limit in zip(state, limits, strict=True)
+            list(self._continuations(request, min(shape.depth, limit)))
+            for request, limit in zip(state, limits, strict=True)
         ]
-        counts = [len(tokens) for tokens in found]
-        width = max(counts)
-        rows = [tokens + [0] * (width - len(tokens)) for tokens in found]
-        return Proposal(torch.tensor(rows, dtype=torch.long).to(uniforms_BN.device), counts=counts)
+        return point_masses(found, shape, uniforms_BN.device)
 
     def select(self, state: list[NgramState], rows: Sequence[int]) -> None:
         state[:] = [state[row] for row in rows]
@@ -82,19 +83,18 @@ class NgramDrafter(Drafter):
                 state.follower[tuple(state.ids[here - n :])] = here
             state.ids.append(token)
 
-    def _continuation(self, state: NgramState, length: int) -> list[int]:
-        """What followed the latest match; where it runs into the end it goes on through the proposal itself, so a
-        repetition keeps repeating."""
-        source, text = self._lookup(state), state.ids
-        tokens: list[int] = []
-        if source is not None:
+    def _continuations(self, state: NgramState, length: int) -> Iterator[list[int]]:
+        """What followed the latest match of every suffix, the longest first; where it runs into the end it goes on
+        through the proposal itself, so a repetition keeps repeating."""
+        text = state.ids
+        for source in self._lookup(state):
+            tokens: list[int] = []
             for at in range(source, source + length):
                 tokens.append(text[at] if at < len(text) else tokens[at - len(text)])
-        return tokens
+            yield tokens
 
-    def _lookup(self, state: NgramState) -> int | None:
+    def _lookup(self, state: NgramState) -> Iterator[int]:
         for n in range(min(self.config.longest, len(state.ids)), self.config.shortest - 1, -1):
             found = state.follower.get(tuple(state.ids[len(state.ids) - n :]))
             if found is not None:
-                return found
-        return None
+                yield found

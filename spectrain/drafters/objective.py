@@ -15,14 +15,18 @@ from torch import Tensor, nn
 from spectrain.drafters.base import DepthOutput, TrainableDrafter
 from spectrain.drafters.scoring import teacher_law
 from spectrain.losses import LOSSES, PositionLoss, RowsLoss, head_loss
-from spectrain.target import FeatureBatch, OutputHead
+from spectrain.target import FeatureBatch, OutputHead, soft_capped
 
 
 class LossConfig(BaseModel):
-    """Which per-position loss, and how much later depths count."""
+    """Which per-position loss, what else counts beside it, and how much later depths count."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
     name: Literal["forward_kl", "total_variation"] = "forward_kl"
+    weight: float = Field(1.0, ge=0, description="weight of that loss")
+    regression: float = Field(
+        1.0, ge=0, description="weight of the distance to the target's features, where a drafter predicts them"
+    )
     decay: float = Field(0.8, gt=0, le=1, description="weight of draft depth d is decay^d")
 
 
@@ -32,22 +36,40 @@ class DrafterLoss(nn.Module):
     def __init__(self, drafter: TrainableDrafter, head: OutputHead, config: LossConfig) -> None:
         super().__init__()
         # The target's head is no module: it is not ours to train, move or save.
-        self.drafter, self.head, self.loss = drafter, head, LOSSES[config.name]
+        self.drafter, self.head, self.loss, self.config = drafter, head, LOSSES[config.name], config
 
     def forward(self, batch: FeatureBatch, weights: Sequence[float]) -> Tensor:
-        """Sum over depths of ``weights[d]`` times the loss summed over the depth's supervised positions."""
+        """Sum over depths of ``weights[d]`` times the loss summed over the depth's supervised positions.
+
+        The loss of a position is the configured one, and the regression where the drafter predicts features.
+        """
         output = self.drafter(batch)
         head = self.head.columns(output.columns_D)
         total = batch.hidden_BTH.new_zeros((), dtype=torch.float32)
         for head_DH in {id(depth.head_DH): depth.head_DH for depth in output.depths}.values():
-            rows = [(d, w) for d, w in zip(output.depths, weights, strict=True) if d.head_DH is head_DH]
+            pairs = zip(output.depths, weights, strict=True)
+            rows = [(d, w * self.config.weight) for d, w in pairs if d.head_DH is head_DH]
             hidden_NH, weight_N, law = _gather(batch, rows, head)
-            total = total + head_loss(hidden_NH, head_DH, law, _weighted(self.loss, weight_N))
+            total = total + head_loss(hidden_NH, head_DH, law, _weighted(self.loss, weight_N, rows[0][0].cap))
+        for depth, weight in zip(output.depths, weights, strict=True):
+            if depth.predicts_features:
+                total = total + weight * self.config.regression * _regression(batch, depth)
         return total
 
 
-def _weighted(loss: PositionLoss, weight_N: Tensor) -> RowsLoss:
-    return lambda z_CD, log_p_CD, rows: loss(z_CD, log_p_CD) * weight_N[rows]
+def _regression(batch: FeatureBatch, depth: DepthOutput) -> Tensor:
+    """Smooth L1 distance to the target's features, the mean of a position's values, summed over positions (2401.15077).
+
+    In float32 also under autocast.
+    """
+    row_N, at_N = depth.mask_BT.nonzero(as_tuple=True)
+    wanted_NH = batch.hidden_BTH[row_N, at_N + depth.shift - 1].float()
+    found_NH = depth.hidden_BTH[row_N, at_N, : wanted_NH.shape[1]].float()
+    return nn.functional.smooth_l1_loss(found_NH, wanted_NH, reduction="none").mean(-1).sum()
+
+
+def _weighted(loss: PositionLoss, weight_N: Tensor, cap: float | None) -> RowsLoss:
+    return lambda z_CD, log_p_CD, rows: loss(soft_capped(z_CD, cap), log_p_CD) * weight_N[rows]
 
 
 def _gather(

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from spectrain.drafters.base import DepthOutput, TrainableDrafter
 from spectrain.losses import acceptance
-from spectrain.target import FeatureBatch, OutputHead
+from spectrain.target import FeatureBatch, OutputHead, soft_capped
 
 
 def teacher_law(batch: FeatureBatch, head: OutputHead, place_N: Tensor) -> Callable[[slice], Tensor]:
@@ -139,11 +139,11 @@ def _score_depth(batch: FeatureBatch, depth: DepthOutput, head: OutputHead, colu
     row_N, at_N = depth.mask_BT.nonzero(as_tuple=True)
     place_N = row_N * depth.mask_BT.shape[1] + at_N + depth.shift - 1
     log_p, greedy_X = teacher_law(batch, head, place_N), batch.greedy_BT.flatten()
-    hidden_NH = depth.hidden_BTH[row_N, at_N]
+    hidden_NH = depth.hidden_BTH[row_N, at_N].to(depth.head_DH.dtype)  # a borrowed head has the target's
     alpha, right_BT = torch.zeros((), device=hidden_NH.device), torch.zeros_like(depth.mask_BT)
     for start in range(0, hidden_NH.shape[0], chunk):
         rows = slice(start, start + chunk)
-        z_CD = (hidden_NH[rows] @ depth.head_DH.T).float()
+        z_CD = soft_capped((hidden_NH[rows] @ depth.head_DH.T).float(), depth.cap)
         alpha += acceptance(z_CD, log_p(rows)).sum()
         best_C = z_CD.argmax(-1) if columns_D is None else columns_D[z_CD.argmax(-1)]
         right_BT[row_N[rows], at_N[rows]] = best_C == greedy_X[place_N[rows]]

@@ -12,12 +12,11 @@ import os
 import random
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import torch
-from pydantic import BaseModel, ConfigDict, Field, field_validator
 from tqdm import tqdm
 
 from spectrain.data.batches import live_batch
@@ -28,52 +27,14 @@ from spectrain.decoding.requests import check_request
 from spectrain.drafters import Drafter, TrainableDrafter
 from spectrain.drafters.scoring import DepthScores, score_batch
 from spectrain.errors import SpectrainError
+from spectrain.evaluation.contenders import AcceptanceConfig, Contender, contenders
 from spectrain.evaluation.samples import PLAIN, kind_and_parents
 from spectrain.exact.sampler import Sampler
 from spectrain.files import atomic_file, json_digest, whole_lines, write_json
 from spectrain.identity import first_difference
-from spectrain.shapes import Chain
 from spectrain.target import Target
 
 EVERYTHING = "everything"  # the total of all kinds in tables by kind
-
-
-class AcceptanceConfig(BaseModel):
-    """What is measured: draft lengths, samplers, how many held-out chats, how long the answers."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
-    k: tuple[Annotated[int, Field(ge=1, le=64)], ...] = Field(
-        (3, 5), min_length=1, description="draft tokens a round; each is a contender"
-    )
-    samplers: tuple[Sampler, ...] = Field((Sampler(),), min_length=1)
-    conversations: int | None = Field(None, ge=1, description="held-out chats, spread over the kinds; default all")
-    max_new_tokens: int = Field(128, ge=2)
-    seed: int = 0
-
-    @field_validator("samplers")
-    @classmethod
-    def _no_sampler_twice(cls, samplers: tuple[Sampler, ...]) -> tuple[Sampler, ...]:
-        if len(set(samplers)) < len(samplers):  # its samples could not be told apart
-            raise ValueError(f"the same sampler twice: {', '.join(s.describe() for s in samplers)}")
-        return samplers
-
-
-@dataclass(frozen=True)
-class Contender:
-    """A drafter at a draft length; plain decoding has none."""
-
-    name: str
-    family: str
-    k: int
-    drafter: Drafter | None
-
-
-def contenders(drafters: dict[str, Drafter], lengths: Sequence[int]) -> list[Contender]:
-    """Plain decoding, and every drafter at every draft length."""
-    found = [Contender(PLAIN, PLAIN, 0, None)]
-    return found + [
-        Contender(f"{name} k={k}", name, k, d) for name, d in drafters.items() for k in sorted(set(lengths))
-    ]
 
 
 def choose(conversations: Sequence[Conversation], count: int | None, seed: int) -> list[Conversation]:
@@ -97,6 +58,7 @@ def measure(target: Target, drafters: dict[str, Drafter], conversations: Sequenc
 
     ``identity`` names what is measured (digests of target and bundle): a folder begun with another is an error.
     """
+    entries = contenders(drafters, config.k, config.trees, config.verification)
     chosen = choose(conversations, config.conversations, config.seed)
     prompts = {c.id: _prompt(target, c, config.max_new_tokens) for c in chosen}
     key = {
@@ -109,7 +71,6 @@ def measure(target: Target, drafters: dict[str, Drafter], conversations: Sequenc
         "count": len(chosen),
         **identity,
     }
-    entries = contenders(drafters, config.k)
     samples, file = _resume(output, key, len(entries) * len(config.samplers))
     done = {sample["conversation"] for sample in samples}
     bar = tqdm(chosen, desc="evaluate", unit="chat", disable=not progress)
@@ -155,14 +116,16 @@ def _conversation(target: Target, entries: Sequence[Contender], conversation: Co
         budget = limit or config.max_new_tokens
         arguments: dict[str, Any] = {"sampler": sampler, "max_new_tokens": budget, "seed": seed}
         for entry in order:
-            if entry.drafter is None:
+            if entry.verification is None:
                 target.tap(())
                 runs[entry.name] = generate_plain(target, prompt, **arguments)
             else:
-                runs[entry.name] = generate(target, entry.drafter, prompt, shape=Chain(entry.k), **arguments)
+                runs[entry.name] = generate(target, entry.drafter, prompt, shape=entry.shape,
+                                            verification=entry.verification, **arguments)  # fmt: skip
         for entry in entries:
             sample = _sample(target, conversation, prompt, sampler, seed, entry, runs)
-            if entry.k == max(config.k) and isinstance(entry.drafter, TrainableDrafter):
+            longest = entry.k == max(config.k) and entry.verification == config.verification[0]
+            if longest and isinstance(entry.drafter, TrainableDrafter):
                 sample["teacher_forced"] = _teacher_forced(target, conversation, prompt, sampler, entry, runs[PLAIN])
             yield sample
 
@@ -171,6 +134,7 @@ def _teacher_forced(target: Target, conversation: Conversation, prompt: list[int
                     plain: Generation) -> dict[str, Any]:  # fmt: skip
     """Scores of a drafter at every position of the answer that plain decoding gave."""
     assert isinstance(entry.drafter, TrainableDrafter)
+    assert entry.k is not None
     mask = [0] * len(prompt) + [1] * len(plain.tokens)
     target.tap(entry.drafter.tap_layers)
     batch = live_batch(target, [EncodedRow(conversation.id, conversation.kind, prompt + plain.tokens, mask)])
@@ -186,28 +150,26 @@ def _sample(target: Target, conversation: Conversation, prompt: list[int], sampl
     return {
         "conversation": conversation.id,
         "kind": conversation.kind,
-        "contender": entry.name,
-        "drafter": entry.family,
-        "k": entry.k,
+        **entry.described(),
         "temperature": sampler.temperature,
         "sampler": asdict(sampler),
         "seed": seed,
         "prompt_tokens": len(prompt),
         "new_tokens": len(run.tokens),
         "finished": run.finished,
-        "rounds": [[r.proposed, r.accepted, r.committed, r.clipped] for r in run.rounds],
+        "rounds": [[r.proposed, r.accepted, r.committed, r.clipped, r.nodes] for r in run.rounds],
         "prefill_s": run.prefill_s,
         "draft_s": run.draft_s,
         "verify_s": run.verify_s,
         "overhead_s": run.overhead_s,
         "total_s": run.total_s,
         "equal_to_plain": equal,
-        "first_difference": _difference(target, prompt, run.tokens, plain.tokens) if equal is False else None,
+        "first_difference": output_difference(target, prompt, run.tokens, plain.tokens) if equal is False else None,
     }
 
 
 @torch.inference_mode()
-def _difference(target: Target, prompt: list[int], tokens: list[int], plain: list[int]) -> dict[str, Any]:
+def output_difference(target: Target, prompt: list[int], tokens: list[int], plain: list[int]) -> dict[str, Any]:
     """Where two greedy outputs part, and by how much the target's logits of the two tokens differ there."""
     at = next(
         (i for i, (a, b) in enumerate(zip(tokens, plain, strict=False)) if a != b),
@@ -252,7 +214,7 @@ def _running(samples: Sequence[dict[str, Any]]) -> dict[str, str]:
     """Tokens per round so far of the first sampler's drafters, for the progress bar."""
     totals: dict[str, list[int]] = {}
     for sample in samples:
-        if sample["k"] and sample["sampler"] == samples[0]["sampler"]:
+        if sample["shape"] and sample["sampler"] == samples[0]["sampler"]:
             total = totals.setdefault(sample["contender"], [0, 0])
             total[0] += sum(r[2] for r in sample["rounds"])
             total[1] += len(sample["rounds"])

@@ -46,7 +46,7 @@ def number_block(contender: str, kind: str | None, own: Sequence[Sample], plain:
     seconds = seconds_of(own)
     block = {
         "conversations": len(clusters),
-        **_acceptance(name, clusters, own[0].k),
+        **_acceptance(name, clusters, own[0].depth),
         "seconds": seconds,
         "shares": {part: value / seconds["total"] for part, value in seconds.items() if part != "total"},
         "tokens_per_second": _rate(clusters, _new_tokens, _total),
@@ -79,7 +79,11 @@ def _new_tokens(sample: Sample) -> float:
 
 def _accepted_and_committed(sample: Sample) -> float:
     """Accepted draft tokens that reached the answer: those behind a clip are thrown away."""
-    return sum(min(accepted, committed) for _, accepted, committed, _ in sample.rounds)
+    return sum(min(accepted, committed) for _, accepted, committed, _, _ in sample.rounds)
+
+
+def _nodes(sample: Sample) -> float:
+    return sum(nodes for _, _, _, _, nodes in sample.rounds)
 
 
 def _decode(sample: Sample) -> float:
@@ -118,15 +122,15 @@ def _single(value: float) -> dict[str, float | None]:
     return {"value": value, "low": None, "high": None}
 
 
-def _acceptance(name: str, clusters: Clusters, k: int) -> dict[str, Any]:
-    """Counts of rounds. Acceptance by position comes from full (unclipped) rounds alone: a round that EOS or
-    the budget has cut says nothing about what would have been accepted behind the cut."""
+def _acceptance(name: str, clusters: Clusters, depth: int) -> dict[str, Any]:
+    """Counts of rounds. Acceptance by position (of a tree, by depth) comes from full (unclipped) rounds alone: a round
+    that EOS or the budget has cut says nothing about what would have been accepted behind the cut."""
     try:
-        counts = RoundCounts.from_rounds(r for cluster in clusters for s in cluster for r in s.rounds)
+        counts = RoundCounts.from_rounds(r[:4] for cluster in clusters for s in cluster for r in s.rounds)
     except SpectrainError as error:
         raise SpectrainError(f"contender {name}: {error}") from error
     full = counts.whole
-    survival = _survival(full, k)
+    survival = _survival(full, depth)
     _check_sum(name, full, survival)
     histogram = full.accepted_histogram if full.rounds else []
     return {
@@ -134,32 +138,32 @@ def _acceptance(name: str, clusters: Clusters, k: int) -> dict[str, Any]:
         "clipped_rounds": counts.clipped_rounds,
         "tokens": counts.committed_tokens,
         "new_tokens": int(sum(_sums(clusters, _new_tokens))),
-        "proposed_draft_tokens": counts.proposed_tokens,
+        "proposed_draft_tokens": int(sum(_sums(clusters, _nodes))),
         "accepted_draft_tokens": counts.accepted_tokens,
         "tokens_per_round": _rate(clusters, _committed, _rounds),
         "tokens_per_full_round": full.tokens_per_round if full.rounds else None,
         "accepted_prefix": {
             "mean": sum(i * n for i, n in enumerate(histogram)) / full.rounds if full.rounds else None,
-            "histogram": histogram + [0] * (k + 1 - len(histogram)),
+            "histogram": histogram + [0] * (depth + 1 - len(histogram)),
         },
         "marginal_survival": survival,
-        "conditional_acceptance": _conditional(full, k),
+        "conditional_acceptance": _conditional(full, depth),
     }
 
 
-def _survival(full: RoundCounts, k: int) -> list[dict[str, Any]]:
+def _survival(full: RoundCounts, depth: int) -> list[dict[str, Any]]:
     rows = []
-    for position in range(1, k + 1):
+    for position in range(1, depth + 1):
         accepted = sum(times for (_, length, _, _), times in full.seen.items() if length >= position)
         rate = accepted / full.rounds if full.rounds else None
         rows.append({"position": position, "rate": rate, "accepted": accepted, "rounds": full.rounds})
     return rows
 
 
-def _conditional(full: RoundCounts, k: int) -> list[dict[str, Any]]:
-    rates = full.conditional + [None] * k
+def _conditional(full: RoundCounts, depth: int) -> list[dict[str, Any]]:
+    rates = full.conditional + [None] * depth
     rows = []
-    for position, rate in enumerate(rates[:k], start=1):
+    for position, rate in enumerate(rates[:depth], start=1):
         tested = [
             (accepted, times)
             for (proposed, accepted, _, _), times in full.seen.items()

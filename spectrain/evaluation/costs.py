@@ -2,7 +2,10 @@
 
 c is drafting a token, v verifying a round, o what a round costs besides. They come from the parts' clocks and
 the speedup from the whole's, so their difference is the time that no part accounts for. The same costs with
-the survival curve predict smaller k; where such a k was measured too, the prediction stands beside it.
+the survival curve predict smaller k; where such a k was measured too, the prediction stands beside it. Survival of the
+first tokens does not depend on how many follow, token-wise and block-wise (2403.10444) alike.
+
+A tree has no k: what drafting one costs is measured as a whole, and nothing is predicted for others.
 """
 
 from __future__ import annotations
@@ -10,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from spectrain.evaluation.samples import PLAIN, Sample
+from spectrain.evaluation.samples import Sample
 from spectrain.exact.cost import expected_tokens_from_survival
 
 
@@ -22,19 +25,20 @@ def cost_block(block: dict[str, Any], own: Sequence[Sample], *, plain_step_s: fl
         own: its samples.
         plain_step_s: seconds of plain decoding per token, prefill excluded, on the same conversations.
     """
-    proposed = [p for sample in own for p, _, _, _ in sample.rounds]
-    per_round = {
-        part: block["seconds"][part] / len(proposed) / plain_step_s for part in ("draft", "verify", "overhead")
-    }
+    rounds = [found for sample in own for found in sample.rounds]
+    proposed, nodes = [found[0] for found in rounds], [found[4] for found in rounds]
+    per_round = {part: block["seconds"][part] / len(rounds) / plain_step_s for part in ("draft", "verify", "overhead")}
     round_cost = sum(per_round.values())
     predicted = block["tokens_per_round"]["value"] / round_cost
     measured = block["speedup"]["decode"]["value"]
-    by_k = _by_k(block, proposed, per_round)
+    chain = not own[0].tree
+    by_k = _by_k(block, proposed, per_round) if chain else []
     best = max(by_k, key=lambda row: row["speedup"], default=None)
     return {
         "plain_step_ms": plain_step_s * 1e3,
-        "proposed_per_round": sum(proposed) / len(proposed),
-        "draft_cost_per_token": per_round["draft"] * len(proposed) / sum(proposed) if any(proposed) else None,
+        "proposed_per_round": sum(proposed) / len(rounds),
+        "nodes_per_round": sum(nodes) / len(rounds),
+        "draft_cost_per_token": per_round["draft"] * len(rounds) / sum(proposed) if chain and any(proposed) else None,
         "draft_cost_per_round": per_round["draft"],
         "verify_cost_per_round": per_round["verify"],
         "overhead_cost_per_round": per_round["overhead"],
@@ -43,7 +47,7 @@ def cost_block(block: dict[str, Any], own: Sequence[Sample], *, plain_step_s: fl
         "measured_speedup": measured,
         "relative_difference": predicted / measured - 1,
         "by_k": by_k,
-        "best_k": best["k"] if best and best["speedup"] > 1 else 0,
+        "best_k": (best["k"] if best and best["speedup"] > 1 else 0) if chain else None,
         "from_sibling": None,
     }
 
@@ -62,10 +66,16 @@ def _by_k(block: dict[str, Any], proposed: Sequence[int], per_round: dict[str, f
 
 
 def add_predictions_from_siblings(contenders: Sequence[dict[str, Any]]) -> None:
-    """Fill ``cost.from_sibling``: what the drafter's largest measured k predicts for each smaller one."""
-    for contender in contenders:
-        siblings = [c for c in contenders if c["drafter"] == contender["drafter"] and c["k"] > contender["k"]]
-        if contender["contender"] == PLAIN or not siblings:
+    """Fill ``cost.from_sibling``: what a drafter's largest measured k predicts for each smaller one under its rule."""
+    chains = [c for c in contenders if c["k"]]  # neither plain decoding nor trees
+    for contender in chains:
+        siblings = [
+            c
+            for c in chains
+            if (c["drafter"], c["verification"]) == (contender["drafter"], contender["verification"])
+            and c["k"] > contender["k"]
+        ]
+        if not siblings:
             continue
         largest = max(siblings, key=lambda c: c["k"])
         _predict(contender["pooled"], contender["k"], largest["contender"], largest["pooled"])

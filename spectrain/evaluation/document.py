@@ -8,7 +8,7 @@ from typing import Any
 
 from spectrain.errors import SpectrainError
 
-SCHEMA = "spectrain.acceptance/1"
+SCHEMA = "spectrain.acceptance/2"
 
 # Shape of the document as far as the report needs it. None is any value; a list has one shape for all its
 # items; "*" stands for every key of an object; a key that ends in "?" must be there but may be null.
@@ -16,6 +16,7 @@ _INTERVAL = {"value": None, "low": None, "high": None}
 _SPEEDUP = {"decode": _INTERVAL, "total": _INTERVAL}
 _COST = {
     "proposed_per_round": None,
+    "nodes_per_round": None,
     "draft_cost_per_token": None,
     "draft_cost_per_round": None,
     "verify_cost_per_round": None,
@@ -55,6 +56,9 @@ _VERDICT = {
     "best?": {
         "contender": None,
         "k": None,
+        "depth": None,
+        "nodes": None,
+        "verification": None,
         "conversations": None,
         "tokens_per_round": _INTERVAL,
         "decode_speedup": _INTERVAL,
@@ -65,6 +69,7 @@ _VERDICT = {
 _VERDICTS = {"overall": _VERDICT, "by_kind": {"*": _VERDICT}}
 _EXACTNESS = {
     "contender": None,
+    "lossy": None,
     "compared": None,
     "equal": None,
     "near_ties": None,
@@ -94,6 +99,11 @@ _DOCUMENT = {
                     "contender": None,
                     "drafter": None,
                     "k": None,
+                    "shape?": {"type": None, "depth": None, "nodes": None},
+                    "depth": None,
+                    "nodes": None,
+                    "verification": None,
+                    "lossy": None,
                     "pooled": _NUMBERS,
                     "by_kind": {"*": _NUMBERS},
                 }

@@ -9,7 +9,7 @@ import matplotlib
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
-_GAIN, _LOSS, _INK, _SOFT = "#0b6b45", "#9a3412", "#1b1d21", "#5b616b"
+_GAIN, _LOSS, _INK, _SOFT, _LOSSY = "#0b6b45", "#9a3412", "#1b1d21", "#5b616b", "#c00018"
 _STYLE: dict[str, Any] = {
     "text.parse_math": False,
     "font.size": 10.0,
@@ -33,6 +33,9 @@ def draw_picture(block: Mapping[str, Any], title: str, headline: str, file: Bina
             _draw(axes, row, contender["pooled"])
         axes.axvline(1, color=_INK, linewidth=1)
         axes.set_yticks(range(len(contenders)), [c["contender"] for c in contenders])
+        for label, contender in zip(axes.get_yticklabels(), contenders, strict=True):
+            if contender["lossy"]:
+                label.set_color(_LOSSY)
         axes.tick_params(axis="y", length=0)
         axes.set_ylim(max(len(contenders), 1) - 0.5, -0.5)
         axes.margins(x=0.3)

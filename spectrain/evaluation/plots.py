@@ -1,67 +1,18 @@
-"""Plots of the acceptance document as inline SVG: no colour of their own, so a page can be light or dark.
-
-Colours are written as CSS variables (``--series-1`` … ``--series-6``, ``--part-1`` … ``--part-4``,
-``--rule``) and ``currentColor``. Every series has its own marker and line style, every part its own hatch.
-"""
+"""Plots of the acceptance document, each an inline SVG element (see svg.py)."""
 
 from __future__ import annotations
 
-import io
-import re
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
 from typing import Any
 
-import matplotlib
 from matplotlib.axes import Axes
-from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
+from spectrain.evaluation.svg import HATCHES, INK, LINES, MARKERS, PART_COLOURS, SERIES, Plot, draw_svg
+
 PLAIN = "plain"
 PARTS = ("prefill", "draft", "verify", "overhead")
-HATCHES = ("", "////", "", "....")
-# One marker more than colours, so that no pair of the two comes twice.
-MARKERS = ("o", "s", "^", "D", "v", "P", "X")
-LINES = ("-", "--", "-.", ":", (0, (5, 1, 1, 1, 1, 1)), (0, (8, 2)))
-
-# matplotlib takes no CSS: these stand for variables until the SVG is written.
-INK, RULE = "#010101", "#010102"
-SERIES = tuple(f"#01021{index}" for index in range(6))
-PART_COLOURS = tuple(f"#01031{index}" for index in range(4))
-_VARIABLES = {
-    INK: "currentColor",
-    RULE: "var(--rule)",
-    **{colour: f"var(--series-{index + 1})" for index, colour in enumerate(SERIES)},
-    **{colour: f"var(--part-{index + 1})" for index, colour in enumerate(PART_COLOURS)},
-}
-_STYLE: dict[str, Any] = {
-    "svg.fonttype": "none",  # text stays text: it can be selected, searched and read aloud
-    "text.parse_math": False,  # a kind may be named "$"
-    "font.family": "sans-serif",
-    "font.size": 9.0,
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "axes.grid": True,
-    "axes.axisbelow": True,
-    "axes.titlesize": 9.0,
-    "grid.color": RULE,
-    "grid.linewidth": 0.6,
-    "legend.frameon": False,
-    "lines.linewidth": 1.6,
-    "lines.markersize": 5.0,
-    "hatch.linewidth": 0.7,
-    **dict.fromkeys(("text.color", "axes.labelcolor", "axes.edgecolor", "xtick.color", "ytick.color"), INK),
-}
-
-
-@dataclass(frozen=True)
-class Plot:
-    """One plot of the page: what it shows, how to read it, and the ``<svg>`` element."""
-
-    title: str
-    caption: str
-    svg: str
 
 
 def sampler_plots(block: dict[str, Any], name: str) -> list[Plot]:
@@ -78,60 +29,42 @@ def sampler_plots(block: dict[str, Any], name: str) -> list[Plot]:
         ("Where the time goes", _TIME, _draw_time, block["contenders"]),
     ]
     return [
-        Plot(title, caption, _svg(draw, content, f"{name}-{number}", title))
+        Plot(
+            title, caption, draw_svg(draw, content, f"{name}-{number}", title, rows=len(content), lossy=_lossy(content))
+        )
         for number, (title, caption, draw, content) in enumerate(plots)
     ]
 
 
-def cost_plot(block: dict[str, Any], name: str) -> Plot:
-    """Predicted speedup by draft length beside the measured ones."""
+def cost_plot(block: dict[str, Any], name: str) -> Plot | None:
+    """Predicted speedup by draft length beside the measured ones; None without chains, for a tree has no length."""
     drafters = [c for c in block["contenders"] if c["contender"] != PLAIN]
+    chains = [c for c in drafters if c["k"]]
+    if not chains:
+        return None
     title = "Cost model and measurement"
-    return Plot(title, _COST, _svg(_draw_cost, drafters, f"{name}-cost", title))
+    svg = draw_svg(_draw_cost, drafters, f"{name}-cost", title, rows=len(chains), lossy=_lossy(chains))
+    return Plot(title, _COST, svg)
+
+
+def _lossy(contenders: Sequence[dict[str, Any]]) -> list[str]:
+    return [c["contender"] for c in contenders if c["lossy"]]
 
 
 def teacher_forced_plot(rows: Sequence[dict[str, Any]], temperature: float) -> Plot:
     """Acceptance probability by depth, one line a kind, at one temperature."""
     caption = "Mean of Σ min(p, q) over given answers, each draft depth with the true tokens before it."
     title = f"Acceptance probability α at T={temperature:g}, teacher-forced"
-    return Plot(title, caption, _svg(_draw_alpha, rows, "alpha", title))
+    return Plot(title, caption, draw_svg(_draw_alpha, rows, "alpha", title))
 
 
 _SPEEDUP = "Filled: decoding alone. Open: with prefill. Bars are intervals; right of the line at 1 is a gain."
 _BY_KIND = "Decoding alone, each kind of conversation by itself, with its interval."
-_SURVIVAL = "Share of full rounds in which at least the first i draft tokens were accepted."
+_SURVIVAL = "Share of full rounds in which at least i draft tokens were accepted: of a tree, a path of i."
 _CONDITIONAL = "Share of accepted i-th tokens among rounds that proposed one and accepted all before it."
 _PREFIX = "Share of full rounds by accepted draft tokens (the number in each block), without repair or bonus."
 _TIME = "Milliseconds for each new token, by part. Shorter is faster."
-_COST = "Lines: predicted from survival and costs at the largest measured k. Markers: measured, with interval."
-
-
-def _svg(draw: Callable[[Figure, Any], None], content: Any, name: str, label: str) -> str:
-    with matplotlib.rc_context(_STYLE | {"svg.hashsalt": name}):  # type: ignore[arg-type]
-        figure = Figure(figsize=(4.5, 2.95), layout="constrained")
-        FigureCanvasSVG(figure)
-        draw(figure, content)
-        buffer = io.StringIO()
-        figure.savefig(buffer, format="svg", transparent=True, metadata=dict.fromkeys(_METADATA))
-    return _inline(buffer.getvalue(), name, label)
-
-
-_METADATA = ("Date", "Creator", "Format", "Type")
-
-
-def _inline(svg: str, name: str, label: str) -> str:
-    """A stand-alone SVG → an element for a page: unique ids, CSS colours, no size of its own, a label."""
-    svg = svg[svg.index("<svg") :].strip()
-    svg = re.sub(r"<metadata>.*?</metadata>", "", svg, flags=re.DOTALL)
-    svg = re.sub(r'\bid="', f'id="{name}-', svg)
-    svg = re.sub(r"url\(#", f"url(#{name}-", svg)
-    svg = re.sub(r'xlink:href="#', f'href="#{name}-', svg)
-    for colour, variable in _VARIABLES.items():
-        svg = svg.replace(colour, variable)
-    svg = re.sub(r"font: ([\d.]+)px [^;\"]*", r"font-size: \1px", svg)
-    head, rest = svg.split(">", 1)
-    head = re.sub(r' (width|height|version|xmlns|xmlns:xlink)="[^"]*"', "", head)
-    return f'{head} role="img" aria-label="{label}">{rest}'
+_COST = "Chains. Lines: predicted from survival and costs at the largest measured k. Markers: measured, with interval."
 
 
 def _styled(contenders: Sequence[Any]) -> Iterator[tuple[Any, str, str, Any]]:
@@ -142,7 +75,8 @@ def _styled(contenders: Sequence[Any]) -> Iterator[tuple[Any, str, str, Any]]:
 
 def _legend(figure: Figure) -> None:
     handles, labels = figure.axes[0].get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside lower center", ncols=min(3, len(labels)), handlelength=3)
+    columns = 3 if max(map(len, labels), default=0) <= 14 else 2
+    figure.legend(handles, labels, loc="outside lower center", ncols=min(columns, len(labels)), handlelength=3)
 
 
 def _error(interval: dict[str, Any]) -> list[list[float]] | None:
@@ -266,12 +200,14 @@ def _draw_time(figure: Figure, contenders: Sequence[dict[str, Any]]) -> None:
 
 def _draw_cost(figure: Figure, contenders: Sequence[dict[str, Any]]) -> None:
     axes = figure.subplots()
-    largest: dict[str, dict[str, Any]] = {}
-    for contender in contenders:
-        if contender["k"] >= largest.get(contender["drafter"], contender)["k"]:
-            largest[contender["drafter"]] = contender
-    for index, (contender, colour, marker, line) in enumerate(_styled(contenders)):
-        if largest[contender["drafter"]] is contender:
+    largest: dict[tuple[str, str], dict[str, Any]] = {}
+    # All of them are styled, so that each looks as it does in the other plots.
+    chains = [styled for styled in _styled(contenders) if styled[0]["k"]]
+    for contender, *_ in chains:
+        if contender["k"] >= largest.get(_family(contender), contender)["k"]:
+            largest[_family(contender)] = contender
+    for index, (contender, colour, marker, line) in enumerate(chains):
+        if largest[_family(contender)] is contender:
             rows = contender["pooled"]["cost"]["by_k"]
             axes.plot([r["k"] for r in rows], [r["speedup"] for r in rows], color=colour, linestyle=line)
         speedup = contender["pooled"]["speedup"]["decode"]
@@ -283,6 +219,11 @@ def _draw_cost(figure: Figure, contenders: Sequence[dict[str, Any]]) -> None:
     axes.set(xlabel="draft length k", ylabel="decode speedup (×)")
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     _legend(figure)
+
+
+def _family(contender: dict[str, Any]) -> tuple[str, str]:
+    """Chains that differ in their length alone."""
+    return contender["drafter"], contender["verification"]
 
 
 def _draw_alpha(figure: Figure, rows: Sequence[dict[str, Any]]) -> None:

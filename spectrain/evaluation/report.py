@@ -15,13 +15,15 @@ from markupsafe import Markup
 
 from spectrain.evaluation.document import check_document, read_document
 from spectrain.evaluation.picture import draw_picture
-from spectrain.evaluation.plots import PLAIN, Plot, cost_plot, sampler_plots, teacher_forced_plot
+from spectrain.evaluation.plots import PLAIN, cost_plot, sampler_plots, teacher_forced_plot
+from spectrain.evaluation.svg import Plot
 from spectrain.evaluation.wording import (
     DEFINITIONS,
     FILTERS,
     drafter_sentence,
     headline,
     kind_sentence,
+    law_sentence,
     percent,
     sentence,
 )
@@ -58,7 +60,7 @@ def render_page(document: Mapping[str, Any]) -> str:
     view = _view(document)
     for index, sampler in enumerate(view["samplers"]):
         sampler["plots"] = sampler_plots(sampler["block"], f"s{index}")
-        sampler["cost_plot"] = cost_plot(sampler["block"], f"s{index}") if sampler["drafters"] else None
+        sampler["cost_plot"] = cost_plot(sampler["block"], f"s{index}")
     view["alpha_plot"] = _alpha_plot(document)
     return _environment(markdown=False).get_template("report.html.j2").render(view)
 
@@ -116,13 +118,15 @@ def _title(document: Mapping[str, Any]) -> str:
 
 def _sampler_view(block: Mapping[str, Any], confidence: str, trained: str) -> dict[str, Any]:
     overall = block["verdict"]["overall"]
+    drafters = [c for c in block["contenders"] if c["contender"] != PLAIN]
     return {
         "block": block,
         "decision": overall["decision"],
         "headline": headline(overall),
         "sentence": sentence(overall, confidence),
         "kinds": kind_sentence(block["verdict"]["by_kind"]),
-        "drafters": [c for c in block["contenders"] if c["contender"] != PLAIN],
+        "drafters": drafters,
+        "law": law_sentence(drafters),
         "trained": drafter_sentence(block["verdict"], trained),
         "by_drafter": [
             (drafter, kind, verdict)

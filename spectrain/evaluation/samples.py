@@ -1,6 +1,6 @@
 """Raw acceptance samples: one generation each, checked before anything is computed from them.
 
-A sample is one answer to one conversation by one contender ("plain", "ngram k=5", "eagle3 k=3") with one
+A sample is one answer to one conversation by one contender ("plain", "ngram k=5", "eagle3 tree of 9") with one
 sampler. Samples of one conversation form a cluster: they are resampled together, never one by one.
 """
 
@@ -11,9 +11,11 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from spectrain.decoding.verification import is_lossy
 from spectrain.errors import SpectrainError
 
 PLAIN = "plain"
+LOSSY = "LOSSY"  # in the name of every contender whose output has another law than the target's
 
 # The parts of a generation are timed one by one, the whole is timed around them. Parts that exceed the whole
 # by more than this (relative, and seconds) mean that the clock was read wrongly.
@@ -22,20 +24,26 @@ CLOCK_SLACK = (0.01, 1e-3)
 
 @dataclass(frozen=True)
 class Sample:
-    """One generation. ``rounds`` holds (proposed, accepted, committed, clipped); times are in seconds.
+    """One generation. ``rounds`` holds (proposed, accepted, committed, clipped, nodes); times are in seconds.
 
-    The first of ``new_tokens`` comes from prefill, all others from rounds.
+    ``proposed`` is how many tokens deep a proposal went, ``nodes`` how many tokens it had: of a chain the same.
+    ``shape`` holds type, depth and nodes of the drafts that were asked for and, of a tree, what else it was made of;
+    plain decoding has none. ``k`` is a chain's length, 0 for plain decoding, None for a tree. The first of
+    ``new_tokens`` comes from prefill, all others from rounds.
     """
 
     conversation: str
     kind: str
     contender: str
     drafter: str
-    k: int
+    k: int | None
+    shape: dict[str, Any] | None
+    verification: str | None
+    lossy: bool
     sampler: dict[str, Any]
     seed: int
     new_tokens: int
-    rounds: tuple[tuple[int, int, int, str | None], ...]
+    rounds: tuple[tuple[int, int, int, str | None, int], ...]
     prefill_s: float
     draft_s: float
     verify_s: float
@@ -47,6 +55,25 @@ class Sample:
     def is_of(self, kind: str) -> bool:
         """Whether the conversation is of this kind or of one below it: "narrow/sql" is of "narrow"."""
         return f"{self.kind}/".startswith(f"{kind}/")
+
+    @property
+    def depth(self) -> int:
+        """How many tokens deep its drafts may go."""
+        return self.shape["depth"] if self.shape else 0
+
+    @property
+    def nodes(self) -> int:
+        """How many tokens its drafts may have."""
+        return self.shape["nodes"] if self.shape else 0
+
+    @property
+    def tree(self) -> bool:
+        return self.shape is not None and self.shape["type"] != "chain"
+
+    @property
+    def measured(self) -> tuple[str, str, str | None, bool]:
+        """What makes two samples those of one contender."""
+        return self.drafter, json.dumps(self.shape, sort_keys=True), self.verification, self.lossy
 
     @property
     def decode_s(self) -> float:
@@ -75,8 +102,9 @@ def parse_sample(raw: Mapping[str, Any]) -> Sample:
     values = {name: _field(raw, name) for name in Sample.__dataclass_fields__}
     values["conversation"] = str(values["conversation"])
     values["kind"] = str(values["kind"] or "unlabelled")
-    values["rounds"] = tuple((int(p), int(a), int(c), clip) for p, a, c, clip in values["rounds"])
+    values["rounds"] = tuple(_round(raw, found) for found in values["rounds"])
     sample = Sample(**values)
+    _check_drafting(sample)
     _check_rounds(sample)
     _check_times(sample)
     return sample
@@ -85,20 +113,52 @@ def parse_sample(raw: Mapping[str, Any]) -> Sample:
 def _field(raw: Mapping[str, Any], name: str) -> Any:
     if name in raw:
         return raw[name]
-    where = f"conversation {raw.get('conversation', '?')!r}, contender {raw.get('contender', '?')!r}"
-    raise SpectrainError(f"a raw sample ({where}) has no {name!r}; measure again with this version")
+    raise SpectrainError(f"a raw sample ({_place(raw)}) has no {name!r}; measure again with this version")
+
+
+def _place(raw: Mapping[str, Any]) -> str:
+    return f"conversation {raw.get('conversation', '?')!r}, contender {raw.get('contender', '?')!r}"
+
+
+def _round(raw: Mapping[str, Any], values: Any) -> tuple[int, int, int, str | None, int]:
+    if not isinstance(values, list | tuple) or len(values) != 5:
+        raise SpectrainError(
+            f"a raw sample ({_place(raw)}) has a round {values!r}, expected [proposed, accepted, committed, clipped, "
+            "nodes]; measure again with this version"
+        )
+    proposed, accepted, committed, clipped, nodes = values
+    return int(proposed), int(accepted), int(committed), clipped, int(nodes)
+
+
+def _check_drafting(sample: Sample) -> None:
+    """A lossy contender must say so wherever its name is read, and none may pass for one that it is not."""
+    known = ("type", "depth", "nodes")
+    if sample.shape is not None and any(key not in sample.shape for key in known):
+        raise SpectrainError(f"{sample}: shape is {sample.shape!r}, expected {', '.join(known)}")
+    lossy = sample.verification is not None and is_lossy(sample.verification)
+    if not lossy == sample.lossy == (LOSSY in sample.contender):
+        raise SpectrainError(
+            f"{sample}: lossy is {sample.lossy} with verification {sample.verification!r}; a lossy rule must be called "
+            f"so, with {LOSSY} in the contender's name, and no other may be"
+        )
+    if sample.k != (None if sample.tree else sample.depth):
+        raise SpectrainError(f"{sample}: k is {sample.k!r}, but its drafts are {sample.depth} deep")
 
 
 def _check_rounds(sample: Sample) -> None:
-    for number, (proposed, accepted, committed, clipped) in enumerate(sample.rounds):
-        if not 0 <= accepted <= proposed <= sample.k or not 1 <= committed <= accepted + 1:
+    depth, most = sample.depth, sample.nodes
+    for number, (proposed, accepted, committed, clipped, nodes) in enumerate(sample.rounds):
+        if not 0 <= accepted <= proposed <= depth or not 1 <= committed <= accepted + 1:
             raise SpectrainError(
                 f"{sample}: round {number} proposed {proposed}, accepted {accepted}, committed "
-                f"{committed}; expected accepted ≤ proposed ≤ k = {sample.k}, 1 ≤ committed ≤ accepted + 1"
+                f"{committed}; expected accepted ≤ proposed ≤ {depth}, 1 ≤ committed ≤ accepted + 1"
             )
+        if not proposed <= nodes <= most or (nodes != proposed and not sample.tree):
+            what = f"from {proposed} to {most}" if sample.tree else f"{proposed}, as many as it is deep"
+            raise SpectrainError(f"{sample}: round {number} had {nodes} nodes, expected {what}")
         if clipped not in (None, "eos", "budget"):
             raise SpectrainError(f"{sample}: round {number} is clipped by {clipped!r}; expected eos, budget or null")
-    from_rounds = 1 + sum(committed for _, _, committed, _ in sample.rounds)
+    from_rounds = 1 + sum(committed for _, _, committed, _, _ in sample.rounds)
     if sample.new_tokens != from_rounds:
         raise SpectrainError(
             f"{sample}: {sample.new_tokens} new tokens, but prefill (1) and rounds commit {from_rounds}"
@@ -129,12 +189,14 @@ def seconds_of(samples: Iterable[Sample]) -> dict[str, float]:
 
 @dataclass(frozen=True)
 class Contender:
-    """All samples of one contender with one sampler."""
+    """All samples of one contender with one sampler; the first tells what it is."""
 
     name: str
-    drafter: str
-    k: int
     samples: list[Sample]
+
+    @property
+    def first(self) -> Sample:
+        return self.samples[0]
 
 
 def group_by_sampler(raws: Iterable[Mapping[str, Any]]) -> list[tuple[dict[str, Any], list[Contender]]]:
@@ -148,13 +210,13 @@ def group_by_sampler(raws: Iterable[Mapping[str, Any]]) -> list[tuple[dict[str, 
     for sample in map(parse_sample, raws):
         samplers.setdefault(sample.sampler_key, sample.sampler)
         contenders = groups.setdefault(sample.sampler_key, {})
-        contender = contenders.setdefault(sample.contender, Contender(sample.contender, sample.drafter, sample.k, []))
-        if (contender.drafter, contender.k) != (sample.drafter, sample.k):
-            raise SpectrainError(
-                f"{sample}: drafter {sample.drafter!r}, k = {sample.k}, but other samples of this contender "
-                f"have {contender.drafter!r}, k = {contender.k}; give each its own contender name"
-            )
+        contender = contenders.setdefault(sample.contender, Contender(sample.contender, []))
         contender.samples.append(sample)
+        if contender.first.measured != sample.measured:
+            raise SpectrainError(
+                f"{sample}: drafter, shape and verification are {sample.measured[:3]}, but other samples of this "
+                f"contender have {contender.first.measured[:3]}; give each its own contender name"
+            )
     if not groups:
         raise SpectrainError("there are no raw samples to summarise; run the acceptance evaluation first")
     return [(samplers[key], _paired(key, contenders)) for key, contenders in groups.items()]

@@ -77,7 +77,7 @@ def _sampler_block(sampler: dict[str, Any], group: list[Contender], context: Map
     exactness = [
         exactness_block(c.name, c.samples, str(context["device"]["dtype"])) for c in group[1:] if described.greedy
     ]
-    inexact = {block["contender"] for block in exactness if block["unexplained"]}
+    inexact = {block["contender"] for block in exactness if block["unexplained"] and not block["lossy"]}
     return {
         "name": described.describe(),
         "sampler": sampler,
@@ -108,10 +108,16 @@ def _contender_block(contender: Contender, plain: Contender, kinds: Sequence[str
         chosen = [[s for s in c.samples if kind is None or s.is_of(kind)] for c in (contender, plain)]
         return number_block(contender.name, kind, *chosen)
 
+    first = contender.first
     return {
         "contender": contender.name,
-        "drafter": contender.drafter,
-        "k": contender.k,
+        "drafter": first.drafter,
+        "k": first.k,
+        "shape": first.shape,
+        "depth": first.depth,
+        "nodes": first.nodes,
+        "verification": first.verification,
+        "lossy": first.lossy,
         "pooled": block(None),
         "by_kind": {kind: block(kind) for kind in kinds},
     }

@@ -17,19 +17,26 @@ FEWEST_CONVERSATIONS = 6
 NEAR_TIE = {"float64": 1e-8, "float32": 1e-3, "float16": 0.1, "bfloat16": 0.5}
 
 
+def near_tie_gap(dtype: str) -> float:
+    """The largest gap of logits that rounding in ``dtype`` explains; float32's for a dtype that is not listed."""
+    return NEAR_TIE.get(dtype.removeprefix("torch."), NEAR_TIE["float32"])
+
+
 def exactness_block(contender: str, samples: Sequence[Sample], dtype: str) -> dict[str, Any]:
     """Greedy outputs beside plain decoding's, token by token.
 
     Returns:
         ``compared``, ``equal``, ``near_ties`` (first difference within ``near_tie_gap`` logits, as rounding
-        in ``dtype`` explains), ``unexplained`` (the rest), and every first difference: position and gap.
+        in ``dtype`` explains), ``unexplained`` (the rest), and every first difference: position and gap. Of a ``lossy``
+        contender nothing else is expected than that outputs differ: its ``unexplained`` are no fault.
     """
-    limit = NEAR_TIE.get(dtype.removeprefix("torch."), NEAR_TIE["float32"])
+    limit = near_tie_gap(dtype)
     compared = [sample for sample in samples if sample.equal_to_plain is not None]
     differences = [_difference(sample) for sample in compared if not sample.equal_to_plain]
     near = [d for d in differences if d["logit_gap"] is not None and abs(d["logit_gap"]) <= limit]
     return {
         "contender": contender,
+        "lossy": any(sample.lossy for sample in samples),
         "compared": len(compared),
         "equal": len(compared) - len(differences),
         "near_ties": len(near),
@@ -58,20 +65,24 @@ def verdict_block(candidates: Sequence[tuple[dict[str, Any], dict[str, Any]]], i
             rounding; they are never on.
 
     Returns:
-        ``decision``, ``contender`` and ``k`` (null and 0 when off), ``reason``, ``best`` (the fastest exact
-        contender whatever the decision, null without one) and ``conversations_needed`` (a rough number, when
-        only more conversations could decide).
+        ``decision``, ``contender`` and ``k`` (null and 0 when off; ``k`` is null for a tree), ``reason``, ``best`` (the
+        fastest exact contender whatever the decision, null without one) and ``conversations_needed`` (a rough
+        number, when only more conversations could decide). Lossy contenders are no candidates.
     """
-    exact = [pair for pair in candidates if pair[0]["contender"] not in inexact]
+    lawful = [pair for pair in candidates if not pair[0]["lossy"]]
+    exact = [pair for pair in lawful if pair[0]["contender"] not in inexact]
     if not exact:
-        named = ", ".join(sorted(inexact))
-        reason = f"not exact: {named} changes the greedy output" if inexact else "no drafter was measured"
-        return _off(reason, None)
+        named = ", ".join(pair[0]["contender"] for pair in lawful)
+        reason = "every contender is lossy" if candidates else "no drafter was measured"
+        return _off(f"not exact: {named} changes the greedy output" if lawful else reason, None)
     contender, numbers = max(exact, key=lambda pair: pair[1]["speedup"]["decode"]["value"])
     best = {
         "contender": contender["contender"],
         "drafter": contender["drafter"],
         "k": contender["k"],
+        "depth": contender["depth"],
+        "nodes": contender["nodes"],
+        "verification": contender["verification"],
         "conversations": numbers["conversations"],
         "tokens_per_round": numbers["tokens_per_round"],
         "decode_speedup": numbers["speedup"]["decode"],

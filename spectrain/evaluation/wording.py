@@ -5,7 +5,7 @@ A missing number is a dash.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 DASH = "–"
@@ -23,11 +23,13 @@ DEFINITIONS = (
     ),
     (
         "marginal survival",
-        "P(first i draft tokens accepted): over all full rounds, whether or not they proposed i.",
+        "P(first i draft tokens accepted): over all full rounds, whether or not they proposed i. Of a tree, P(a path "
+        "of i tokens accepted).",
     ),
     (
         "conditional acceptance",
-        "P(i-th accepted | first i−1 accepted): over full rounds that accepted those and proposed an i-th token.",
+        "P(i-th accepted | first i−1 accepted): over full rounds that accepted those and proposed an i-th token. Of a "
+        "tree, over those that were i deep anywhere: a path that ends early counts as a miss.",
     ),
     (
         "decode speedup",
@@ -53,22 +55,39 @@ DEFINITIONS = (
     (
         "c, v, o",
         "Draft seconds per proposed token, verification seconds per round and other seconds per round, "
-        "all divided by the seconds of one plain decoding step.",
+        "all divided by the seconds of one plain decoding step. A tree has no c: its draft is measured as a whole.",
     ),
     (
         "break-even τ",
-        "Tokens per round at which a round costs what plain decoding of as many tokens costs: k·c + v + o.",
+        "Tokens per round at which a round costs what plain decoding of as many tokens costs: k·c + v + o, or with the "
+        "whole draft in the place of k·c.",
     ),
     (
         "predicted speedup",
         "τ ÷ (k·c + v + o), with the mean number of proposed tokens as k. Its difference from the "
         "measured one is time that no part accounts for. For smaller k: 1 + Σ survival up to k, at the "
-        "same c, v and o.",
+        "same c, v and o; for chains alone.",
+    ),
+    (
+        "tree",
+        "A draft with several candidates for a position. It is as many tokens deep as its longest path, and has as "
+        "many nodes as candidates in all.",
+    ),
+    (
+        "block",
+        "Block verification (arXiv 2403.10444): a chain is judged as a whole. It keeps the target's law and accepts "
+        "as many tokens as judging one by one, or more.",
+    ),
+    (
+        "LOSSY",
+        "A rule that changes the law of the output, shown for comparison. Typical acceptance (arXiv 2401.10774) keeps "
+        "what the target finds plausible. Never part of a verdict.",
     ),
     (
         "verdict",
         "On when the decode speedup of the fastest contender has an interval above 1 over at least 6 "
-        "conversations and its greedy output (near ties apart) is plain decoding's; otherwise off. The "
+        "conversations, its rule keeps the target's law and its greedy output (near ties apart) is plain decoding's; "
+        "otherwise off. The "
         "fastest of several is chosen after the fact, which flatters it slightly.",
     ),
     (
@@ -157,6 +176,18 @@ def kind_sentence(by_kind: Mapping[str, Mapping[str, Any]]) -> str:
     off = [kind for kind, verdict in by_kind.items() if verdict["decision"] != "on"]
     parts = [f"{word} for {', '.join(kinds)}" for word, kinds in (("on", on), ("off", off)) if kinds]
     return f"By kind: {'; '.join(parts)}."
+
+
+def law_sentence(contenders: Sequence[Mapping[str, Any]]) -> str:
+    """Which contenders have the target's law, and which do not."""
+    exact, lossy = ([c["contender"] for c in contenders if c["lossy"] is side] for side in (False, True))
+    parts = []
+    if exact:
+        parts.append(f"Exact in law, whatever is drafted: {', '.join(exact)}.")
+    if lossy:
+        verb = "have" if len(lossy) > 1 else "has"
+        parts.append(f"Not exact: {', '.join(lossy)} {verb} another law than the target's, and no part in the verdict.")
+    return " ".join(parts)
 
 
 def drafter_sentence(verdict: Mapping[str, Any], trained: str) -> str:

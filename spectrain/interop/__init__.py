@@ -10,7 +10,7 @@ from torch import Tensor
 
 from spectrain.drafters.base import TrainableDrafter
 from spectrain.errors import SpectrainError
-from spectrain.interop import speculators_eagle3
+from spectrain.interop import eagle, language_model, medusa, speculators_eagle3
 from spectrain.interop._checkpoint import (
     CONFIG_FILE,
     WEIGHTS_FILE,
@@ -41,7 +41,7 @@ class Format(Protocol):
     """What a module of this package offers."""
 
     NAME: str
-    TAP_CONVENTION: str
+    TAP_CONVENTION: str | None
     DRAFTER: type[TrainableDrafter]
 
     def from_drafter(
@@ -61,11 +61,12 @@ class Format(Protocol):
     ) -> tuple[Any, dict[str, Tensor]]:
         """Strict: SpectrainError names the first key or tensor that is wrong. Settings have ``taps``."""
 
-    def draft_vocabulary(self, tensors: Mapping[str, Tensor], /) -> Tensor:
-        """Target id of each draft token, int64 [D]."""
+    def draft_vocabulary(self, tensors: Mapping[str, Tensor], /) -> Tensor | None:
+        """Target id of each draft token, int64 [D]; None: all of them."""
 
 
-FORMATS = cast(tuple[Format, ...], (speculators_eagle3,))  # modules are checked as they are called
+# Modules are checked as they are called.
+FORMATS = cast(tuple[Format, ...], (speculators_eagle3, eagle, medusa, language_model))
 
 
 def format_for(drafter: TrainableDrafter) -> Format:

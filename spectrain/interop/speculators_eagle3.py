@@ -14,11 +14,11 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import LlamaConfig
 
 from spectrain.drafters.eagle3 import Eagle3Config, Eagle3Drafter
 from spectrain.errors import SpectrainError
 from spectrain.interop._checkpoint import check_keys, check_shapes, read_config, read_tensors
+from spectrain.interop._llama_layer import LAYER_KEYS, check_dtype, check_layer, layer_shapes, read_layer
 
 NAME = "speculators eagle3"
 DRAFTER = Eagle3Drafter
@@ -26,32 +26,6 @@ ARCHITECTURE = "Eagle3Speculator"
 TAP_CONVENTION = "layer input: tap k is the residual stream entering layer k (hidden_states[k])"
 FORMAT_VERSION = "0.9.0"  # the speculators release whose layout this is
 
-# vLLM gives transformer_layer_config no Llama defaults: what is absent crashes or silently changes proposals.
-LAYER_KEYS = (
-    "model_type",
-    "vocab_size",
-    "hidden_size",
-    "intermediate_size",
-    "num_hidden_layers",
-    "num_attention_heads",
-    "num_key_value_heads",
-    "head_dim",
-    "hidden_act",
-    "rms_norm_eps",
-    "attention_bias",
-    "mlp_bias",
-    "max_position_embeddings",
-    "rope_parameters",
-)
-# fmt: off
-# Keys that any transformers configuration carries and that do not change what the drafter computes.
-_INERT_LAYER_KEYS = {
-    "architectures", "attention_dropout", "bos_token_id", "chunk_size_feed_forward", "dtype", "eos_token_id",
-    "id2label", "initializer_range", "is_encoder_decoder", "label2id", "output_attentions", "output_hidden_states",
-    "pad_token_id", "pretraining_tp", "problem_type", "return_dict", "tie_word_embeddings", "torch_dtype",
-    "transformers_version", "use_cache", "_name_or_path",
-}
-# fmt: on
 _KEYS = (
     "architectures",
     "speculators_model_type",
@@ -113,7 +87,7 @@ def to_drafter(
     An ``embed_tokens.weight`` is left out: drafters borrow the target's embedding.
     """
     known = Eagle3Config(draft_vocab_size=settings.draft_vocab_size, tap_layers=settings.taps)
-    layer = LlamaConfig(**{key: settings.layer_config[key] for key in LAYER_KEYS if key != "model_type"})
+    layer = read_layer(settings.layer_config)
     own = known if config is None else Eagle3Config.model_validate(dict(config))
     drafter = Eagle3Drafter(own, layer, settings.taps, draft_vocabulary(tensors))
     drafter.load_weights({name: tensor for name, tensor in tensors.items() if name not in _OPTIONAL_TENSORS})
@@ -215,14 +189,7 @@ def _settings(config: Mapping[str, Any], where: str) -> Eagle3Settings:
 
 def _check_settings(settings: Eagle3Settings, where: str) -> None:
     layer, taps = settings.layer_config, settings.taps
-    check_keys(layer, LAYER_KEYS, _INERT_LAYER_KEYS, f"{where}: transformer_layer_config")
-    fixed = {"model_type": "llama", "num_hidden_layers": 1, "attention_bias": False, "mlp_bias": False}
-    for key, value in fixed.items():
-        if layer[key] != value:
-            raise SpectrainError(f"{where}: {key} is {layer[key]!r}; only {value!r} is supported")
-    if not isinstance(layer["rope_parameters"], dict) or "rope_theta" not in layer["rope_parameters"]:
-        found = layer["rope_parameters"]
-        raise SpectrainError(f"{where}: rope_parameters must give rope_theta and rope_type, found {found!r}")
+    check_layer(layer, where, f"{where}: transformer_layer_config")
     if len(taps) != 3 or any(type(tap) is not int or tap < 0 for tap in taps) or sorted(set(taps)) != list(taps):
         raise SpectrainError(
             f"{where}: eagle_aux_hidden_state_layer_ids must be three distinct ascending layer ids, found {list(taps)}"
@@ -237,10 +204,7 @@ def _check_settings(settings: Eagle3Settings, where: str) -> None:
 def _check_tensors(settings: Eagle3Settings, tensors: Mapping[str, Tensor], where: str) -> None:
     check_shapes(tensors, _shapes(settings), _OPTIONAL_TENSORS, where)
     weights = {name: tensor for name, tensor in tensors.items() if name not in {"d2t", "t2d"}}
-    dtype = tensors["fc.weight"].dtype
-    for name, tensor in weights.items():
-        if not tensor.is_floating_point() or tensor.dtype != dtype:
-            raise SpectrainError(f"{where}: tensor {name} is {tensor.dtype}, fc.weight is {dtype}")
+    check_dtype(weights, where)
     for name, wanted in {"d2t": torch.int64, "t2d": torch.bool}.items():
         if tensors[name].dtype != wanted:
             raise SpectrainError(f"{where}: tensor {name} is {tensors[name].dtype}, expected {wanted}")
@@ -271,21 +235,9 @@ def _check_maps(ids_D: Tensor, t2d_V: Tensor, where: str) -> None:
 def _shapes(settings: Eagle3Settings) -> dict[str, tuple[int, ...]]:
     layer = settings.layer_config
     H, V, D = layer["hidden_size"], layer["vocab_size"], settings.draft_vocab_size
-    inner = layer["intermediate_size"]
-    queries = layer["num_attention_heads"] * layer["head_dim"]
-    keys = layer["num_key_value_heads"] * layer["head_dim"]
     return {
         "fc.weight": (H, 3 * settings.target_hidden_size),
-        "layers.0.self_attn.q_proj.weight": (queries, 2 * H),
-        "layers.0.self_attn.k_proj.weight": (keys, 2 * H),
-        "layers.0.self_attn.v_proj.weight": (keys, 2 * H),
-        "layers.0.self_attn.o_proj.weight": (H, queries),
-        "layers.0.hidden_norm.weight": (H,),
-        "layers.0.input_layernorm.weight": (H,),
-        "layers.0.post_attention_layernorm.weight": (H,),
-        "layers.0.mlp.gate_proj.weight": (inner, H),
-        "layers.0.mlp.up_proj.weight": (inner, H),
-        "layers.0.mlp.down_proj.weight": (H, inner),
+        **layer_shapes(layer, 2 * H, ("hidden_norm", "input_layernorm")),
         "norm.weight": (H,),
         "lm_head.weight": (D, H),
         "d2t": (D,),

@@ -3,83 +3,90 @@
 Every sequence of a small vocabulary is enumerated, so the test sees any fault that moves probability: in verdicts,
 repairs, bonus tokens, budget ends, caches, or alignment. What the same sample sizes would detect is shown on decoders
 with known faults, whose exact laws are enumerated too: their samples fit their own law and not the target's.
-
-Shapes: V vocabulary, K draft length.
 """
 
 from __future__ import annotations
 
+import gc
 import itertools
-from collections import Counter
+from collections import defaultdict
 from fractions import Fraction
-from types import SimpleNamespace
-from typing import Any
+from functools import cached_property, lru_cache
 
 import pytest
 import torch
-from transformers import Cache
+from tables import (
+    PASS,
+    PROMPT,
+    REJECT,
+    TARGET,
+    Chosen,
+    TableDrafter,
+    Uneven,
+    V,
+    certainty,
+    chi_square_tail,
+    p_value,
+    results_of,
+    sequences_of,
+)
 
-from spectrain.cache import BufferedLayer
-from spectrain.decoding import decoder, generate, generate_plain
-from spectrain.decoding.batched import generate_batch
-from spectrain.drafters.base import Drafter, Proposal
+from spectrain.decoding import generate_plain, outcome, verification
+from spectrain.decoding.requests import Options
+from spectrain.drafters.base import Proposal
 from spectrain.drafters.ngram import NgramConfig, NgramDrafter
-from spectrain.exact.law import chain_round, normalised, resampled, residual, sequence_law, target_law
+from spectrain.exact import biased, tree_law
+from spectrain.exact.block_law import block_round
+from spectrain.exact.law import chain_round, resampled, sequence_law, spread, target_law
 from spectrain.exact.sampler import Sampler, draw
 from spectrain.exact.verify.chain import ChainVerdict, verify_chain
-from spectrain.target import Features
+from spectrain.exact.verify.tree import verify_tree
+from spectrain.shapes import Chain, DynamicTree, StaticTree
 
-V = 4
-PROMPT = [0, 1, 0]
-NEW = 4  # tokens a run: the prefill's, a round of at most two drafts, what is left
-RUNS = 1500
-PASS, REJECT = 1e-4, 1e-8  # p-values: the right law must reach the first, a fault must stay below the second
-SAMPLERS = [Sampler(1.0), Sampler(0.7, top_k=3, top_p=0.9)]
-
-
-# --- the test -------------------------------------------------------------------------------------------------
-
-
-def pooled(law, runs):
-    """Cells of expected count 5 or more, the rest as one, and the cell of each sequence."""
-    common = [x for x, p in law.items() if p * runs >= 5]
-    rare = [x for x, p in law.items() if 0 < p * runs < 5]
-    cells = [[x] for x in common] + ([rare] if rare else [])
-    return {x: i for i, cell in enumerate(cells) for x in cell}, [float(sum(law[x] for x in cell)) for cell in cells]
-
-
-def p_value(sequences, law):
-    """Pearson's chi-square test that these sequences were drawn from this law."""
-    runs, observed = len(sequences), Counter(sequences)
-    cell_of, shares = pooled(law, runs)
-    if any(x not in cell_of for x in observed):
-        return 0.0  # a sequence that has no probability at all
-    counts = [0] * len(shares)
-    for x, count in observed.items():
-        counts[cell_of[x]] += count
-    statistic = sum((n - runs * p) ** 2 / (runs * p) for n, p in zip(counts, shares, strict=True))
-    return chi_square_tail(statistic, len(shares) - 1)
+NEW = 5  # tokens a run: the prefill's, a round two deep, and what is left for a second and a third
+RUNS, MORE = 2000, 4000  # of every scheme, and where a fault has to be found
+SAMPLERS = [Sampler(1.0), Sampler(0.7), Sampler(1.0, top_p=0.8), Sampler(0.7, top_k=3)]
+PATHS = ((0,), (1,), (2,), (0, 0), (0, 1), (1, 0))
+CHAIN, TWO = Chain(2), StaticTree(((0,), (1,)))
+DRAWN, CUT, NGRAM = TableDrafter(), TableDrafter(seed=9, ids=[0, 2, 3]), NgramDrafter(NgramConfig(longest=2))
+DYNAMIC = DynamicTree(depth=2, top_k=2, nodes=4)
+SCHEMES = {  # name: drafter, shape, verification
+    "chain, token": (DRAWN, CHAIN, "token"),
+    "chain, block": (DRAWN, CHAIN, "block"),
+    "chain, cut vocabulary": (CUT, CHAIN, "block"),
+    "uneven chain, token": (Uneven(), CHAIN, "token"),
+    "uneven chain, block": (Uneven(), CHAIN, "block"),
+    "chain of argmaxes": (Chosen(), CHAIN, "token"),
+    "ngram chain, token": (NGRAM, CHAIN, "token"),
+    "ngram chain, block": (NGRAM, CHAIN, "block"),
+    "ngram tree": (NGRAM, DYNAMIC, "token"),
+    "tree, distinct": (DRAWN, StaticTree(PATHS, "distinct"), "token"),
+    "tree, distinct, cut vocabulary": (CUT, StaticTree(PATHS, "distinct"), "token"),
+    "tree, independent": (DRAWN, StaticTree(PATHS, "independent"), "token"),
+    "tree, chosen": (DRAWN, StaticTree(PATHS, "chosen"), "token"),
+    "tree, dynamic": (DRAWN, DYNAMIC, "token"),
+}
 
 
-def chi_square_tail(statistic, freedom):
-    half = torch.tensor([freedom / 2, statistic / 2], dtype=torch.float64)
-    return float(torch.special.gammaincc(half[0], half[1]))
+@lru_cache
+def exact_law(sampler):
+    return target_law(law_of(TARGET, sampler), NEW)
 
 
-def certainty(law, other, runs):
-    """How many of its standard deviations the statistic expected under ``other`` lies beyond rejection at REJECT.
+@lru_cache
+def runs_of(scheme, sampler):
+    """Tokens of every run, and what each of its rounds accepted."""
+    drafter, shape, rule = SCHEMES[scheme]
+    results = results_of(drafter, shape, sampler, new=NEW, runs=RUNS, verification=rule)
+    return [(tuple(result.tokens), tuple(round_.accepted for round_ in result.rounds)) for result in results]
 
-    Above 4, the test misses such a law about once in 30,000 samples.
-    """
-    cell_of, shares = pooled(law, runs)
-    theirs = [0.0] * len(shares)
-    for x, p in other.items():
-        if x in cell_of:
-            theirs[cell_of[x]] += float(p)
-    shift = runs * sum((b - p) ** 2 / p for b, p in zip(theirs, shares, strict=True))
-    freedom = len(shares) - 1
-    critical = next(x for x in itertools.count(freedom) if chi_square_tail(x, freedom) < REJECT)
-    return (freedom + shift - critical) / (2 * freedom + 4 * shift) ** 0.5
+
+@pytest.fixture(autouse=True, scope="module")
+def _frozen():
+    """Thousands of requests make many small objects; half the time would go into looking for garbage among imports."""
+    gc.freeze()
+    yield
+    gc.unfreeze()
 
 
 def test_the_tail_of_the_chi_square_law():
@@ -87,255 +94,404 @@ def test_the_tail_of_the_chi_square_law():
     assert chi_square_tail(124.342113, 100) == pytest.approx(0.05, rel=1e-5)
 
 
-# --- a target that is a table, and drafters over another ----------------------------------------------------------
-
-
-class TableTarget:
-    """The next token's logits depend on the last two tokens. It reads them back from the real cache."""
-
-    name, tokenizer_size, vocab_size, eos_ids = "table", V, V, ()
-    device, config = torch.device("cpu"), SimpleNamespace()
-
-    def __init__(self, seed, sharpness=1.3):
-        generator = torch.Generator().manual_seed(seed)
-        self.table = sharpness * torch.randn(V, V, V, generator=generator, dtype=torch.float64)
-
-    def tap(self, taps): ...
-
-    def new_cache(self):
-        return Cache(layer_class_to_replicate=BufferedLayer)
-
-    def forward(self, ids_BT, *, cache, attention_mask=None, positions_BT=None):
-        ids = ids_BT[:, None, :, None].double()
-        seen_BT = cache.update(ids, ids, 0)[0][:, 0, :, 0].long()
-        before_BT = torch.cat([torch.zeros_like(seen_BT[:, :1]), seen_BT], dim=1)
-        new = ids_BT.shape[1]
-        hidden = self.table[before_BT[:, -new - 1 : -1], seen_BT[:, -new:]]
-        return Features(hidden, hidden[..., :0])
-
-    def logits(self, hidden):
-        return hidden
-
-    def law_after(self, sampler):
-        """The exact law of the next token, for the enumerations."""
-
-        def law(prefix):
-            before, last = [*PROMPT, *prefix][-2:]
-            return normalised(map(Fraction, sampler.probabilities(self.table[before, last]).tolist()))
-
-        return law
-
-
-class TableDrafter(Drafter):
-    """Samples from its own table through the request's sampler, and reports that law."""
-
-    def __init__(self, seed=8):
-        self.model = TableTarget(seed, sharpness=2.0)
-
-    def start(self):
-        return []
-
-    def observe(self, state, ids, features):
-        state.extend(ids)
-
-    def logits_after(self, context):
-        return self.model.table[context[-2], context[-1]]
-
-    def length(self, state, length):
-        return length
-
-    def propose(self, state, sampler, length, uniforms_K):
-        context, tokens, laws = list(state), [], []
-        for step in range(self.length(state, length)):
-            token, q_V = self.choose(self.logits_after(context), sampler, uniforms_K[step])
-            context.append(token)
-            tokens.append(token)
-            laws.append(q_V)
-        q_KV = torch.stack(laws) if laws and laws[0] is not None else None
-        return Proposal(torch.tensor(tokens, dtype=torch.long), q_KV)
-
-    def choose(self, logits_V, sampler, uniform):
-        q_V = sampler.probabilities(logits_V)
-        return int(draw(q_V, uniform)), q_V
-
-    def proposal_law(self, sampler):
-        return self.model.law_after(sampler)
-
-
-class Uneven(TableDrafter):
-    """Proposes none, one or two tokens, by the last token: lengths may depend on what is committed."""
-
-    def length(self, state, length):
-        return min(length, state[-1])
-
-
-class Chosen(TableDrafter):
-    """The table's argmax: a point mass."""
-
-    def choose(self, logits_V, sampler, uniform):
-        return int(logits_V.argmax()), None
-
-    def proposal_law(self, sampler):
-        return self.model.law_after(Sampler())
-
-
-class ChosenButScoredAsDrawn(Chosen):
-    """A known fault: the argmax, verified with the softmax."""
-
-    def choose(self, logits_V, sampler, uniform):
-        return int(logits_V.argmax()), sampler.probabilities(logits_V)
-
-    def scored_law(self, sampler):
-        return self.model.law_after(sampler)
-
-
-class RawLaw(TableDrafter):
-    """A known fault: drawn through temperature and truncation, verified without."""
-
-    def choose(self, logits_V, sampler, uniform):
-        return int(draw(sampler.probabilities(logits_V), uniform)), logits_V.softmax(-1)
-
-    def scored_law(self, sampler):
-        return self.model.law_after(Sampler(1.0))
-
-
-def resample_from_p(p_BKV, q_BKV, tokens_BK, uniforms_BK, lengths_B=None):
-    """A known fault: after a rejection the token is drawn from p again, not from what q left of it."""
-    right = verify_chain(p_BKV, q_BKV, tokens_BK, uniforms_BK, lengths_B)
-    rows = torch.arange(len(p_BKV))
-    return ChainVerdict(right.accepted, draw(p_BKV[rows, right.accepted], uniforms_BK[:, -1]))
-
-
-# --- laws of runs ---------------------------------------------------------------------------------------------
-
-
-def exact_law(sampler):
-    return target_law(TARGET.law_after(sampler), NEW)
-
-
-def faulty_law(sampler, drafter, k, repair=residual):
-    """The law of the decoder's whole schedule, whatever is wrong with its rounds."""
-    p, q = TARGET.law_after(sampler), drafter.proposal_law(sampler)
-    scored = drafter.scored_law(sampler) if hasattr(drafter, "scored_law") else None
-
-    def round_at(prefix):
-        length = min(k, NEW - len(prefix) - 1) if prefix else 0
-        return chain_round(p, q, length, scored=scored, repair=repair, prefix=prefix)
-
-    return sequence_law(round_at, NEW)
-
-
-def runs_of(drafter, sampler, k=2, runs=RUNS, target=None, new=NEW, prompt=PROMPT):
-    return [
-        tuple(
-            generate(
-                target or TARGET,
-                drafter,
-                prompt,
-                sampler=sampler,
-                draft_length=k,
-                max_new_tokens=new,
-                eos_ids=(),
-                seed=s,
-            ).tokens
-        )
-        for s in range(runs)
-    ]
-
-
-TARGET: Any = TableTarget(seed=3)  # what a decoder asks of a Target
-DRAFTERS = {
-    "drawn": TableDrafter(),
-    "drawn, uneven": Uneven(),
-    "chosen": Chosen(),
-    "ngram": NgramDrafter(NgramConfig(longest=2)),
-}
-
-
-@pytest.mark.parametrize(
-    ("name", "sampler"),
-    [*((name, SAMPLERS[0]) for name in DRAFTERS), ("drawn", SAMPLERS[1]), ("chosen", SAMPLERS[1])],
-    ids=lambda value: value if isinstance(value, str) else value.describe(),
-)
-def test_speculative_decoding_has_the_targets_law(name, sampler):
-    assert p_value(runs_of(DRAFTERS[name], sampler), exact_law(sampler)) > PASS
+# --- every scheme has the target's law --------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("sampler", SAMPLERS, ids=Sampler.describe)
-def test_plain_decoding_has_the_targets_law(sampler):
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_speculative_decoding_has_the_targets_law(scheme, sampler):
+    runs = runs_of(scheme, sampler)
+    assert p_value([tokens for tokens, _ in runs], exact_law(sampler)) > PASS
+    assert sum(sum(accepted) for _, accepted in runs) > RUNS / 5, "next to nothing was accepted: nothing is tested"
+
+
+@pytest.mark.parametrize("sampler", SAMPLERS, ids=Sampler.describe)
+def test_plain_decoding_has_the_targets_law_and_is_the_same_alone(sampler):
+    batch = sequences_of(None, None, sampler, new=NEW, runs=RUNS)
     request = {"sampler": sampler, "max_new_tokens": NEW, "eos_ids": ()}
-    singly = [tuple(generate_plain(TARGET, PROMPT, seed=seed, **request).tokens) for seed in range(RUNS)]
-    batch = generate_batch(TARGET, [PROMPT] * RUNS, seeds=range(RUNS), **request)
-    assert p_value(singly, exact_law(sampler)) > PASS
-    assert [tuple(result.tokens) for result in batch] == singly
+    assert p_value(batch, exact_law(sampler)) > PASS
+    assert batch[:50] == [tuple(generate_plain(TARGET, PROMPT, seed=seed, **request).tokens) for seed in range(50)]
 
 
-@pytest.mark.parametrize(
-    ("drafter", "sampler", "kernel", "repair"),
-    [
-        (TableDrafter(), SAMPLERS[0], resample_from_p, resampled),
-        (TableDrafter(), SAMPLERS[1], resample_from_p, resampled),
-        (Chosen(), SAMPLERS[0], resample_from_p, resampled),
-        (ChosenButScoredAsDrawn(), SAMPLERS[0], verify_chain, residual),
-        (RawLaw(seed=10), Sampler(1.0, top_p=0.6), verify_chain, residual),
-    ],
-    ids=["resampled", "resampled, truncated", "resampled, chosen", "argmax scored as drawn", "raw q"],
-)
-def test_the_same_sample_rejects_known_faults(monkeypatch, drafter, sampler, kernel, repair):
-    """Power: each fault's exact law lies over 4 standard deviations beyond rejection at 1e-8, and is found there."""
-    right, wrong = exact_law(sampler), faulty_law(sampler, drafter, 2, repair)
-    assert certainty(right, wrong, RUNS) > 4
-    monkeypatch.setattr(decoder, "verify_chain", kernel)
-    sequences = runs_of(drafter, sampler)
-    assert p_value(sequences, right) < REJECT
-    assert p_value(sequences, wrong) > PASS
+# --- it accepts as much as it should ----------------------------------------------------------------------------
 
 
-def test_the_enumerated_schedule_without_a_fault_is_exact():
-    for sampler in SAMPLERS:
-        for drafter in (DRAFTERS["drawn"], DRAFTERS["chosen"]):
-            assert faulty_law(sampler, drafter, 2) == exact_law(sampler)
+@lru_cache
+def law_of(model, sampler):
+    """The law of the target, or of a drafter."""
+    return model.law(sampler)
 
 
-# --- a real model and a real drafter --------------------------------------------------------------------------
+def siblings_of(kind, q):
+    if kind in ("chosen", "dynamic"):
+        return tree_law.chosen(biased.by_confidence(q), V)
+    return (tree_law.without_replacement if kind == "distinct" else tree_law.independent)(q)
 
-WORDS, SHORT, MODEL_RUNS = 3, 4, 400
+
+def nested(paths, node=()):
+    """A tree of paths as ``tree_law`` takes it."""
+    children = sorted(path for path in paths if path[:-1] == node and len(path) == len(node) + 1)
+    return tuple(nested(paths, child) for child in children)
 
 
-def model_law(target, sampler, prompt):
-    """Every sequence of SHORT tokens with its probability, from forwards without a cache."""
-    law = {}
-    for sequence in itertools.product(range(WORDS), repeat=SHORT):
-        rows = target.logits(target.forward(torch.tensor([[*prompt, *sequence[:-1]]])).hidden_BTH[0, -SHORT:])
-        p = sampler.probabilities(rows)[range(SHORT), list(sequence)].prod()
-        law[sequence] = float(p)
-    assert sum(law.values()) == pytest.approx(1, abs=1e-6)
+def grown(q, shape, depth, prefix):
+    """The paths of a dynamic tree, by ranks: EAGLE-2 written once more, from q alone (the drafter's, unwarped)."""
+    level, found = [((), (), Fraction(1))], []
+    for _ in range(depth):
+        children = []
+        for ranks, tokens, score in level:
+            law = q(prefix + tokens)
+            for rank, token in enumerate(biased.by_confidence(q)(prefix + tokens)[: shape.top_k]):
+                children.append(((*ranks, rank), (*tokens, token), score * law[token]))
+        found += children
+        level = sorted(children, key=lambda child: -child[2])[: shape.top_k]
+    return [ranks for ranks, _, _ in sorted(found, key=lambda child: -child[2])[: shape.nodes]]
+
+
+def round_of(scheme, sampler, depth, prefix):
+    """What a round of this scheme commits, by enumeration."""
+    drafter, shape, rule = SCHEMES[scheme]
+    p, q = law_of(TARGET, sampler), law_of(drafter, sampler)
+    if isinstance(shape, Chain):
+        length = min(depth, prefix[-1]) if isinstance(drafter, Uneven) else depth
+        return (block_round if rule == "block" else chain_round)(p, q, length, prefix=prefix)
+    if isinstance(shape, DynamicTree):
+        kind, paths = "dynamic", grown(law_of(drafter, Sampler(1.0)), shape, depth, prefix)
+    else:
+        kind, paths = shape.children, [path for path in shape.paths if len(path) <= depth]
+    return tree_law.tree_round(p, siblings_of(kind, q), nested(paths), prefix=prefix)
+
+
+def first_round(scheme, sampler):
+    """The law of the prefill's token and what the first round commits."""
+    law = defaultdict(Fraction)
+    for first, weight in enumerate(law_of(TARGET, sampler)(())):
+        for committed, share in round_of(scheme, sampler, 2, (first,)).items() if weight else ():
+            law[first, *committed] += weight * share
     return law
 
 
+ENUMERATED = [name for name, (drafter, _, _) in SCHEMES.items() if isinstance(drafter, TableDrafter) and drafter != CUT]
+
+
+@pytest.mark.parametrize("sampler", [SAMPLERS[0], SAMPLERS[3]], ids=Sampler.describe)
+@pytest.mark.parametrize("scheme", ENUMERATED)
+def test_the_first_round_commits_what_enumeration_says(scheme, sampler):
+    """A decoder that never accepts has the right law too: here it would be rejected."""
+    law, lengths = first_round(scheme, sampler), defaultdict(Fraction)
+    for committed, weight in law.items():
+        lengths[len(committed) - 2] += weight
+    runs = runs_of(scheme, sampler)
+    found = [tokens[: 2 + accepted[0]] for tokens, accepted in runs]
+    assert p_value(found, law) > PASS
+    assert p_value([0] * RUNS, lengths) < REJECT  # accepting nothing
+    assert p_value([accepted[0] for _, accepted in runs], lengths) > PASS
+
+
+def test_block_verification_accepts_more_than_token_by_token():
+    expected = {}
+    for scheme in ("chain, token", "chain, block"):
+        law = first_round(scheme, SAMPLERS[0])
+        expected[scheme] = float(sum(weight * (len(committed) - 2) for committed, weight in law.items()))
+        mean = sum(accepted[0] for _, accepted in runs_of(scheme, SAMPLERS[0])) / RUNS
+        assert mean == pytest.approx(expected[scheme], abs=4 / RUNS**0.5)  # accepted lengths deviate by 1 at most
+    assert expected["chain, block"] > expected["chain, token"] + 0.02
+
+
+# --- known faults are rejected -----------------------------------------------------------------------------------
+
+
+def schedule_law(round_at):
+    """The law of whole answers: the prefill's token, then rounds as deep as the budget lets them be."""
+
+    def at(prefix):
+        if not prefix:
+            return {(token,): w for token, w in enumerate(round_at.first) if w}
+        return round_at(prefix, min(2, NEW - len(prefix) - 1))
+
+    return sequence_law(at, NEW)
+
+
+class Fault:
+    """A fault to plant: the drafter and the settings that go with it, and the law that it gives a round."""
+
+    shape, rule, sampler, drafter = CHAIN, "token", SAMPLERS[0], DRAWN
+
+    def plant(self, monkeypatch):
+        """Nothing, where the drafter or the rule is the fault."""
+
+    @property
+    def first(self):
+        return self.p(())
+
+    @cached_property
+    def p(self):
+        return law_of(TARGET, self.sampler)
+
+    @cached_property
+    def q(self):
+        return law_of(self.drafter, self.sampler)
+
+
+class RepairFromP(Fault):
+    """After a rejection the token is drawn from p again, not from what q left of it."""
+
+    def plant(self, monkeypatch):
+        def kernel(p_BKV, q_BKV, tokens_BK, uniforms_BK, lengths_B=None):
+            right = verify_chain(p_BKV, q_BKV, tokens_BK, uniforms_BK, lengths_B)
+            rows = torch.arange(len(p_BKV))
+            return ChainVerdict(right.accepted, draw(p_BKV[rows, right.accepted], uniforms_BK[:, -1]))
+
+        monkeypatch.setattr(verification, "verify_chain", kernel)
+
+    def __call__(self, prefix, depth):
+        return chain_round(self.p, self.q, depth, repair=resampled, prefix=prefix)
+
+
+class RepairFromPTruncated(RepairFromP):
+    sampler = SAMPLERS[3]
+
+
+class RepairFromPChosen(RepairFromP):
+    drafter = Chosen()
+
+
+class ScoredAsDrawn(Fault):
+    """The argmax, verified with the softmax."""
+
+    class Drafter(Chosen):
+        def propose(self, state, sampler, shape, limits, uniforms_BN):
+            proposal = super().propose(state, sampler, shape, limits, uniforms_BN)
+            return Proposal(proposal.tokens_BN, q=self.laws(state, proposal, sampler)[:, :-1])
+
+    drafter = Drafter()
+
+    def __call__(self, prefix, depth):
+        scored = law_of(self.drafter.model, self.sampler)
+        return chain_round(self.p, self.q, depth, scored=scored, prefix=prefix)
+
+
+class RawLaw(Fault):
+    """Drawn through temperature and truncation, verified without."""
+
+    class Drafter(TableDrafter):
+        def propose(self, state, sampler, shape, limits, uniforms_BN):
+            proposal = super().propose(state, sampler, shape, limits, uniforms_BN)
+            return Proposal(proposal.tokens_BN, q=self.laws(state, proposal, Sampler(1.0))[:, :-1])
+
+    drafter, sampler = Drafter(seed=10), Sampler(1.0, top_p=0.6)
+
+    def __call__(self, prefix, depth):
+        scored = law_of(self.drafter.model, Sampler(1.0))
+        return chain_round(self.p, self.q, depth, scored=scored, prefix=prefix)
+
+
+class RawBonus(Fault):
+    """The token after a proposal that was kept whole skips the sampler."""
+
+    sampler = SAMPLERS[3]
+
+    def plant(self, monkeypatch):
+        raw, right_law, right_verify = [], Options.law, outcome.verify
+
+        def law(options, logits_BMV, *rest):
+            raw[:] = [logits_BMV.softmax(-1)]
+            return right_law(options, logits_BMV, *rest)
+
+        def verify(rule, shape, p_BMV, proposal, uniforms_BU, counts_B):
+            path_BN, accepted_B, token_B = right_verify(rule, shape, p_BMV, proposal, uniforms_BU, counts_B)
+            bonus_B = draw(raw[0][torch.arange(len(token_B)), accepted_B], uniforms_BU[:, -1])
+            return path_BN, accepted_B, torch.where(accepted_B == counts_B, bonus_B, token_B)
+
+        monkeypatch.setattr(Options, "law", law)
+        monkeypatch.setattr(outcome, "verify", verify)
+
+    def __call__(self, prefix, depth):
+        law, bonus = defaultdict(Fraction), law_of(TARGET, Sampler(1.0))
+        for committed, weight in chain_round(self.p, self.q, depth, prefix=prefix).items():
+            if len(committed) <= depth:
+                law[committed] += weight
+            else:
+                spread(law, committed[:-1], weight, bonus(prefix + committed[:-1]))
+        return law
+
+
+class TypicalLossy(Fault):
+    """Typical acceptance: what it is known as, sold as exact."""
+
+    rule = "typical_lossy"
+
+    def __call__(self, prefix, depth):
+        law = defaultdict(Fraction)
+
+        def walk(committed, weight):
+            p = self.p(prefix + committed)
+            if len(committed) == depth:
+                spread(law, committed, weight, p)
+                return
+            values = torch.tensor([float(pi) for pi in p], dtype=torch.float64)
+            threshold = min(0.09, 0.3 * float(torch.exp(torch.xlogy(values, values).sum())))
+            for token, drawn in enumerate(self.q(prefix + committed)):
+                if drawn and p[token] > threshold:
+                    walk((*committed, token), weight * drawn)
+                elif drawn:
+                    spread(law, committed, weight * drawn, p)
+
+        walk((), Fraction(1))
+        return law
+
+
+class OfTrees(Fault):
+    """A fault in how children come about or are tested; ``siblings`` has its law."""
+
+    shape = TWO
+
+    def __call__(self, prefix, depth):
+        tree = ((), ()) if depth else ()
+        return tree_law.tree_round(self.p, self.siblings(), tree, prefix=prefix)
+
+
+class NotRenormalised(OfTrees):
+    """Drawn without replacement, each tested with the whole q."""
+
+    def plant(self, monkeypatch):
+        def kernel(*arguments, replacement, **options):
+            return verify_tree(*arguments, replacement=True, **options)
+
+        monkeypatch.setattr(verification, "verify_tree", kernel)
+
+    def siblings(self):
+        return biased.not_renormalised(self.q)
+
+
+class Resorted(OfTrees):
+    """Drawn without replacement, then tested in the order of q."""
+
+    class Drafter(TableDrafter):
+        def propose(self, state, sampler, shape, limits, uniforms_BN):
+            proposal = super().propose(state, sampler, shape, limits, uniforms_BN)
+            q_B2 = proposal.q[:, 0].gather(1, proposal.tokens_BN)
+            order_B2 = q_B2.argsort(dim=1, descending=True, stable=True)
+            return Proposal(proposal.tokens_BN.gather(1, order_B2), proposal.parents_BN, proposal.q)
+
+    drafter = Drafter()
+
+    def siblings(self):
+        return biased.resorted(self.q)
+
+
+class AsDrawn(OfTrees):
+    """Chosen children, verified as if they had been drawn from q."""
+
+    shape = StaticTree(((0,), (1,)), "chosen")
+
+    class Drafter(TableDrafter):
+        def propose(self, state, sampler, shape, limits, uniforms_BN):
+            proposal = super().propose(state, sampler, shape, limits, uniforms_BN)
+            self.scored = self.laws(state, proposal, sampler)
+            return proposal
+
+    def __init__(self):
+        self.drafter = self.Drafter()
+
+    def plant(self, monkeypatch):
+        def verify(rule, shape, p_BMV, proposal, uniforms_BU, counts_B):
+            N = proposal.tokens_BN.shape[1]
+            parents_BN = proposal.parents_BN if N else torch.empty_like(proposal.tokens_BN)
+            scored = self.drafter.scored if N else p_BMV
+            uniforms_BM = torch.cat([uniforms_BU[:, :N], uniforms_BU[:, -1:]], 1)
+            found = verify_tree(p_BMV, scored, proposal.tokens_BN, parents_BN, uniforms_BM, counts_B)
+            return found.path, found.accepted, found.token
+
+        monkeypatch.setattr(outcome, "verify", verify)
+
+    def siblings(self):
+        return biased.chosen_scored_as_drawn(self.q, V)
+
+
+class DynamicAsDrawn(AsDrawn):
+    """A tree that was grown and cut by confidence, verified as if it had been drawn."""
+
+    shape = DYNAMIC
+
+    def __call__(self, prefix, depth):
+        paths = grown(law_of(self.drafter, Sampler(1.0)), self.shape, depth, prefix)
+        return tree_law.tree_round(self.p, self.siblings(), nested(paths), prefix=prefix)
+
+
+FAULTS = [RepairFromP, RepairFromPTruncated, RepairFromPChosen, ScoredAsDrawn, RawLaw, RawBonus, TypicalLossy,
+          NotRenormalised, Resorted, AsDrawn, DynamicAsDrawn]  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", FAULTS, ids=lambda kind: kind.__name__)
+def test_the_same_sample_rejects_known_faults(monkeypatch, kind):
+    """Power: each fault's exact law lies over 4 standard deviations beyond rejection at 1e-8, and is found there."""
+    fault = kind()
+    right, wrong = exact_law(fault.sampler), schedule_law(fault)
+    assert certainty(right, wrong, MORE) > 4
+    fault.plant(monkeypatch)
+    found = sequences_of(fault.drafter, fault.shape, fault.sampler, new=NEW, runs=MORE, verification=fault.rule)
+    assert p_value(found, right) < REJECT
+    assert p_value(found, wrong) > PASS
+
+
+@pytest.mark.parametrize("scheme", ["chain, token", "tree, distinct", "tree, dynamic"])
+def test_the_enumerated_schedule_without_a_fault_is_exact(scheme):
+    class Right(Fault):
+        sampler = SAMPLERS[3]
+
+        def __call__(self, prefix, depth):
+            return round_of(scheme, self.sampler, depth, prefix)
+
+    assert schedule_law(Right()) == exact_law(SAMPLERS[3])
+
+
+# --- a real model and a real drafter -----------------------------------------------------------------------------
+
+WORDS, SHORT, START = 3, 4, [1, 2, 0]
+OF_EAGLE = {
+    "chain, token": (CHAIN, "token"),
+    "chain, block": (CHAIN, "block"),
+    "tree, distinct": (StaticTree(PATHS, "distinct"), "token"),
+    "tree, independent": (StaticTree(PATHS, "independent"), "token"),
+    "tree, dynamic": (DynamicTree(2, 2, 4), "token"),
+}
+
+
+def model_law(target, sampler):
+    """Every sequence of SHORT tokens with its probability, from forwards without a cache."""
+    sequences = list(itertools.product(range(WORDS), repeat=SHORT))
+    ids = torch.tensor([[*START, *sequence[:-1]] for sequence in sequences])
+    p_BTV = sampler.probabilities(target.logits(target.forward(ids).hidden_BTH[:, -SHORT:]))
+    p_B = p_BTV.gather(-1, torch.tensor(sequences).unsqueeze(-1)).squeeze(-1).prod(-1)
+    assert float(p_B.sum()) == pytest.approx(1, abs=1e-6)
+    return dict(zip(sequences, p_B.tolist(), strict=True))
+
+
 @pytest.fixture(scope="module")
-def model_pair(tiny_target, make_eagle3_drafter):
+def model_pair(tiny_target, tools):
     target = tiny_target("llama", layers=3, hidden=16, vocab=WORDS, padding=3, seed=1)
     with torch.no_grad():
         target.head_weight.mul_(0.4)
-    drafter = make_eagle3_drafter(target, draft_vocab=3, tap_layers=(0, 1, 2), seed=1)
+    drafter = tools.eagle3(target, draft_vocab=3, tap_layers=(0, 1, 2), seed=1)
     with torch.no_grad():
         drafter.lm_head.weight.mul_(4.0)  # far from the target's law, so that a wrong repair shows
     return target, drafter
 
 
-def eagle_runs(model_pair, sampler):
-    return runs_of(model_pair[1], sampler, 2, MODEL_RUNS, model_pair[0], SHORT, [1, 2, 0])
+def eagle_runs(model_pair, sampler, scheme):
+    target, drafter = model_pair
+    shape, rule = OF_EAGLE[scheme]
+    return sequences_of(drafter, shape, sampler, new=SHORT, runs=RUNS, verification=rule, prompt=START, target=target)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("sampler", SAMPLERS, ids=Sampler.describe)
-def test_a_real_model_with_an_eagle_drafter_keeps_its_law(model_pair, sampler):
-    assert p_value(eagle_runs(model_pair, sampler), model_law(model_pair[0], sampler, [1, 2, 0])) > PASS
+@pytest.mark.parametrize("sampler", [SAMPLERS[0], Sampler(0.7, top_k=2)], ids=Sampler.describe)
+@pytest.mark.parametrize("scheme", OF_EAGLE)
+def test_a_real_model_with_an_eagle_drafter_keeps_its_law(model_pair, sampler, scheme):
+    assert p_value(eagle_runs(model_pair, sampler, scheme), model_law(model_pair[0], sampler)) > PASS
 
 
-@pytest.mark.slow
 def test_the_same_sample_of_the_real_model_rejects_a_repair_from_p(model_pair, monkeypatch):
-    monkeypatch.setattr(decoder, "verify_chain", resample_from_p)
-    sequences = eagle_runs(model_pair, SAMPLERS[0])
-    assert p_value(sequences, model_law(model_pair[0], SAMPLERS[0], [1, 2, 0])) < REJECT
+    RepairFromP().plant(monkeypatch)
+    sequences = eagle_runs(model_pair, SAMPLERS[0], "chain, token")
+    assert p_value(sequences, model_law(model_pair[0], SAMPLERS[0])) < REJECT

@@ -1,7 +1,9 @@
-"""Small drafters of every trainable family, over tiny targets."""
+"""Small drafters of every family, over tiny targets, and what a decoder would tell them."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from functools import lru_cache
 from types import SimpleNamespace
 from typing import Any
 
@@ -10,17 +12,18 @@ import torch
 
 from spectrain.data.batches import live_batch
 from spectrain.drafters import FAMILIES, TrainableDrafter
-from spectrain.drafters.base import DrafterConfig
+from spectrain.drafters.base import Committed, Drafter, DrafterConfig
 from spectrain.drafters.objective import DrafterLoss, LossConfig
 from spectrain.losses import depth_weights, supervised
-from spectrain.target import FeatureBatch, Target
+from spectrain.target import FeatureBatch, Features, Target
 
+FAMILY_NAMES = {config.model_fields["type"].default: config for config in FAMILIES}
 TRAINABLE = [config for config, family in FAMILIES.items() if issubclass(family, TrainableDrafter)]
-SMALL: dict[str, Any] = {"depths": 3, "draft_vocab_size": 16}
+SMALL: dict[str, Any] = {"depths": 3, "draft_vocab_size": 16, "noise": 0.0}
 
 
 def small_config(kind: type[DrafterConfig], **settings: Any) -> Any:
-    """Defaults of a family, but a few depths and a draft vocabulary that a tiny target has."""
+    """Defaults of a family, but a few depths, a draft vocabulary that a tiny target has, and no noise."""
     return kind(**{name: value for name, value in {**SMALL, **settings}.items() if name in kind.model_fields})
 
 
@@ -58,6 +61,56 @@ def train(drafter: TrainableDrafter, target: Target, batch: FeatureBatch, steps:
     return losses
 
 
+def ready_drafter(kind: type[DrafterConfig], target: Target, seed: int = 0) -> Any:
+    """A drafter of this family that can decode: trained ones random, but far from undecided, and in float64."""
+    config = small_config(kind)
+    if kind not in TRAINABLE:
+        return FAMILIES[kind](config)  # type: ignore[call-arg]
+    torch.manual_seed(seed)
+    counts = torch.randint(1, 100, (target.vocab_size,))
+    drafter: Any = FAMILIES[kind].build(config, target, counts).double().eval()  # type: ignore[attr-defined]
+    with torch.no_grad():
+        for parameter in drafter.parameters():
+            if parameter.dim() > 1:
+                parameter.normal_(std=1.5 / parameter.shape[1] ** 0.5)
+            else:
+                parameter.add_(0.3 * torch.randn_like(parameter))
+    target.tap(drafter.tap_layers)
+    return drafter
+
+
+@lru_cache(maxsize=256)
+def _features(target: Target, taps: tuple[int, ...], text: tuple[int, ...]) -> Features:
+    return target.forward(torch.tensor([text]))
+
+
+def told(target: Target, texts: Sequence[Sequence[int]], starts: Sequence[int], stops: Sequence[int]) -> Committed:
+    """What a decoder says of these requests' tokens ``starts[b]`` to ``stops[b]``, the first of which has number 1."""
+    tokens = [list(text[start:stop]) for text, start, stop in zip(texts, starts, stops, strict=True)]
+    width = max(map(len, tokens))
+    padded = torch.tensor([[*row, *[0] * (width - len(row))] for row in tokens])
+    hidden, taps = [], []
+    for text, start, row in zip(texts, starts, tokens, strict=True):
+        features = _features(target, target._taps, tuple(text))[start - 1 : start - 1 + len(row)]
+        room = (0, 0, 0, width - len(row))
+        hidden.append(torch.nn.functional.pad(features.hidden_BTH, room))
+        taps.append(torch.nn.functional.pad(features.taps_BTF, room))
+    return Committed(tokens, padded, Features(torch.cat(hidden), torch.cat(taps)))
+
+
+def observed(drafter: Drafter, target: Target, texts: Sequence[Sequence[int]]) -> Any:
+    """The state of a fresh drafter that was told all of these requests at once."""
+    state = drafter.start([text[0] for text in texts])
+    drafter.observe(state, told(target, texts, [1] * len(texts), [len(text) for text in texts]))
+    return state
+
+
+@pytest.fixture(params=sorted(FAMILY_NAMES))
+def any_family(request):
+    """The config class of every family in the registry."""
+    return FAMILY_NAMES[request.param]
+
+
 @pytest.fixture(params=TRAINABLE, ids=lambda kind: kind.model_fields["type"].default)
 def family(request):
     """The config class of every trainable family in the registry."""
@@ -68,5 +121,6 @@ def family(request):
 def tools():
     """The functions above."""
     return SimpleNamespace(
-        config=small_config, drafter=small_drafter, batch=toy_batch, weights=mean_weights, train=train
-    )
+        config=small_config, drafter=small_drafter, batch=toy_batch, weights=mean_weights, train=train,
+        ready=ready_drafter, told=told, observed=observed,
+    )  # fmt: skip

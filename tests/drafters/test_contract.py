@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from torch.nn.functional import smooth_l1_loss
 
 from spectrain.drafters.objective import DrafterLoss, LossConfig
 from spectrain.losses import LOSSES, depth_weights, supervised
@@ -80,6 +81,9 @@ def test_the_loss_is_the_plain_sum_over_supervised_positions(toy, name):
         for b, t in depth.mask_BT.nonzero().tolist():
             z = depth.hidden_BTH[b, t] @ depth.head_DH.T
             want = want + weight * LOSSES[name](z[None], law[b, t + depth.shift - 1][None])[0]
+            if depth.predicts_features:
+                truth = batch.hidden_BTH[b, t + depth.shift - 1]
+                want = want + weight * smooth_l1_loss(depth.hidden_BTH[b, t, : len(truth)], truth)
     gradients = torch.autograd.grad(want, list(toy.drafter.parameters()), allow_unused=True)
     got = toy.loss(name=name)
     got.backward()

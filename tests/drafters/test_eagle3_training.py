@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from pydantic import ValidationError
@@ -12,7 +14,8 @@ from spectrain.drafters.eagle3 import Eagle3Config, Eagle3Drafter, layer_config
 from spectrain.drafters.objective import DrafterLoss, LossConfig
 from spectrain.errors import SpectrainError
 from spectrain.exact.sampler import Sampler
-from spectrain.target import FeatureBatch, Features
+from spectrain.shapes import Chain
+from spectrain.target import FeatureBatch
 
 DEPTHS = 4
 
@@ -74,19 +77,14 @@ def test_packed_positions_are_the_supervised_ones_in_order():
 # --- training = decoding --------------------------------------------------------------------------------------------
 
 
-@torch.no_grad()
-def decoded(drafter: Eagle3Drafter, ids: list[int], features: Features, position: int) -> list[torch.Tensor]:
+@torch.inference_mode()
+def decoded(drafter: Eagle3Drafter, state: Any, ids: list[int], position: int) -> list[torch.Tensor]:
     """Hidden states that decoding computes for ``position``, fed with the tokens of ``ids`` as its own draft."""
-    state = drafter.start()
-    drafter.observe(state, ids[: position + 2], features[: position + 1])
-    hidden = drafter._read(state)
-    found = [drafter.norm(hidden)[0, -1]]
-    for step in range(1, DEPTHS):
-        if position + 1 + step >= len(ids):
-            break
-        token = torch.tensor([[ids[position + 1 + step]]])
-        hidden = drafter._step(token, hidden, state.length + step - 1, state.cache)
-        found.append(drafter.norm(hidden)[0, -1])
+    drafter.root(state)
+    found = [drafter.norm(state.root_B1H)[0, -1]]
+    for token in ids[position + 2 : position + 1 + DEPTHS]:
+        drafter.extend(state, torch.tensor([[token]]), torch.zeros(1, 1, dtype=torch.long))
+        found.append(drafter.norm(state.hidden_BWH)[0, -1])
     return found
 
 
@@ -112,9 +110,9 @@ def test_every_depth_of_training_is_what_decoding_computes(tools, make_rows, tin
         output = drafter(batch)
     compared = 0
     for number, row in enumerate(rows):
-        features = target.forward(torch.tensor([row.ids]))
         for position in output.depths[0].mask_BT[number].nonzero()[:, 0].tolist():
-            for depth, hidden in zip(output.depths, decoded(drafter, row.ids, features, position), strict=False):
+            state = tools.observed(drafter, target, [row.ids[: position + 2]])
+            for depth, hidden in zip(output.depths, decoded(drafter, state, row.ids, position), strict=False):
                 if depth.mask_BT[number, position]:
                     torch.testing.assert_close(hidden, depth.hidden_BTH[number, position], rtol=1e-5, atol=1e-5)
                     compared += 1
@@ -125,16 +123,16 @@ def test_a_proposal_is_what_training_says_of_the_same_tokens(tools, make_rows, t
     """Through the public calls alone, after rounds of other proposals: the state carries nothing over."""
     target = tiny_target("llama")
     drafter, _, rows = built(tools, make_rows, target)
-    sampler, uniforms = Sampler(), torch.zeros(DEPTHS, dtype=torch.float64)
+    uniforms = torch.zeros(1, DEPTHS, dtype=torch.float64)
     for row in rows:
         target.tap(drafter.tap_layers)
         features = target.forward(torch.tensor([row.ids]))
-        state = drafter.start()
+        state = drafter.start(row.ids[:1])
         seen = 2
-        drafter.observe(state, row.ids[:3], features[:2])
+        drafter.observe(state, tools.told(target, [row.ids], [1], [3]))
         for accepted in (0, 2, 1):
-            proposal = drafter.propose(state, sampler, DEPTHS, uniforms)
-            ids = torch.tensor([[*row.ids[: seen + 1], *proposal.tokens_K.tolist()]])
+            drafted = drafter.propose(state, Sampler(), Chain(DEPTHS), [DEPTHS], uniforms).tokens_BN[0].tolist()
+            ids = torch.tensor([[*row.ids[: seen + 1], *drafted]])
             T = ids.shape[1]
             taps = torch.cat([features.taps_BTF[:, :seen], torch.zeros(1, T - seen, features.taps_BTF.shape[-1])], 1)
             blank = torch.zeros(1, T)
@@ -142,10 +140,10 @@ def test_a_proposal_is_what_training_says_of_the_same_tokens(tools, make_rows, t
             batch = FeatureBatch(ids, answers, torch.zeros(1, T, target.hidden_size), taps, blank, blank.long())
             with torch.no_grad():
                 output = drafter(batch)
-            for depth, token in zip(output.depths, proposal.tokens_K, strict=True):
+            for depth, token in zip(output.depths, drafted, strict=True):
                 best = (depth.hidden_BTH[0, seen - 1] @ depth.head_DH.T).argmax()
                 assert output.columns_D[best] == token
-            drafter.observe(state, row.ids[seen + 1 : seen + 2 + accepted], features[seen : seen + 1 + accepted])
+            drafter.observe(state, tools.told(target, [row.ids], [seen + 1], [seen + 2 + accepted]))
             seen += 1 + accepted
 
 

@@ -1,32 +1,49 @@
 """Prompt lookup: the longest suffix, its latest earlier place, and what followed it there."""
 
+from itertools import pairwise
+
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
+from spectrain.drafters.base import Committed
 from spectrain.drafters.ngram import NgramConfig, NgramDrafter
 from spectrain.exact.sampler import Sampler
+from spectrain.shapes import Chain
 from spectrain.target import Features
 
 NOTHING = Features(torch.empty(1, 0, 8), torch.empty(1, 0, 0))
-UNIFORMS = torch.zeros(64, dtype=torch.float64)
+
+
+def observe(drafter, state, *rows):
+    """Tokens of every request that were just committed."""
+    width = max(map(len, rows))
+    padded = torch.tensor([[*row, *[0] * (width - len(row))] for row in rows])
+    drafter.observe(state, Committed([list(row) for row in rows], padded, NOTHING))
+
+
+def propose(drafter, state, length, limits=None, sampler=Sampler(1.0)):  # noqa: B008 (frozen)
+    """What is proposed to every request."""
+    uniforms_BN = torch.zeros(len(state), length, dtype=torch.float64)
+    proposal = drafter.propose(state, sampler, Chain(length), limits or [99] * len(state), uniforms_BN)
+    assert proposal.q is None
+    assert proposal.parents_BN is None
+    assert proposal.tokens_BN.dtype == torch.long
+    return [tokens[:count] for tokens, count in zip(proposal.tokens_BN.tolist(), proposal.counts, strict=True)]
 
 
 def proposed(ids, length=4, *, longest=8, shortest=1, chunks=None, sampler=Sampler(1.0)):  # noqa: B008 (frozen)
     """What is proposed after ``ids``, observed at once or in chunks that end at these places."""
     drafter = NgramDrafter(NgramConfig(longest=longest, shortest=shortest))
-    state = drafter.start()
-    ends = [*(chunks or []), len(ids)]
-    for start, stop in zip([0, *ends[:-1]], ends, strict=True):
-        drafter.observe(state, ids[start:stop], NOTHING)
+    state = drafter.start(ids[:1])
+    for start, stop in pairwise(sorted({1, *(chunks or []), len(ids)})):
+        observe(drafter, state, ids[start:stop])
         if stop < len(ids):
-            drafter.propose(state, sampler, length, UNIFORMS)  # whatever was proposed before is forgotten
-    proposal = drafter.propose(state, sampler, length, UNIFORMS)
-    assert proposal.q_KV is None
-    assert proposal.tokens_K.dtype == torch.long
-    return proposal.tokens_K.tolist()
+            propose(drafter, state, length)  # whatever was proposed before is forgotten
+    (tokens,) = propose(drafter, state, length, sampler=sampler)
+    return tokens
 
 
 def reference(ids, length, longest, shortest):
@@ -67,7 +84,6 @@ def test_of_equally_long_matches_the_latest_wins():
 def test_no_match_is_no_proposal():
     assert proposed([1, 2, 3, 4]) == []
     assert proposed([1]) == []
-    assert proposed([], 4) == []
 
 
 def test_the_suffix_itself_is_no_match():
@@ -110,20 +126,20 @@ def test_the_sampler_does_not_matter(sampler):
 
 def test_requests_do_not_see_each_other():
     drafter = NgramDrafter(NgramConfig())
-    one, two = drafter.start(), drafter.start()
-    drafter.observe(one, [1, 2, 3, 1], NOTHING)
-    drafter.observe(two, [7, 1], NOTHING)
-    assert drafter.propose(two, Sampler(), 3, UNIFORMS).tokens_K.tolist() == []
-    assert drafter.propose(one, Sampler(), 3, UNIFORMS).tokens_K.tolist() == [2, 3, 1]
+    state = drafter.start([1, 7, 5])
+    observe(drafter, state, [2, 3, 1], [1], [5, 5, 5, 5])
+    assert propose(drafter, state, 3) == [[2, 3, 1], [], [5, 5, 5]]
+    assert propose(drafter, state, 3, [9, 9, 2]) == [[2, 3, 1], [], [5, 5]]
+    drafter.select(state, [2, 0])
+    assert propose(drafter, state, 3, [1, 2]) == [[5], [2, 3]]
 
 
 def test_proposing_changes_nothing():
     drafter = NgramDrafter(NgramConfig())
-    state = drafter.start()
-    drafter.observe(state, [1, 2, 3, 1, 2], NOTHING)
-    first, second = (drafter.propose(state, Sampler(), 4, UNIFORMS).tokens_K.tolist() for _ in range(2))
-    assert first == second == [3, 1, 2, 3]
-    assert state.ids == [1, 2, 3, 1, 2]
+    state = drafter.start([1])
+    observe(drafter, state, [2, 3, 1, 2])
+    assert propose(drafter, state, 4) == propose(drafter, state, 4) == [[3, 1, 2, 3]]
+    assert state[0].ids == [1, 2, 3, 1, 2]
 
 
 def test_settings():

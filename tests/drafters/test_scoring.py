@@ -16,6 +16,7 @@ from spectrain.drafters.scoring import DepthScores, describe, score_batch, summa
 from spectrain.exact.sampler import Sampler
 from spectrain.losses import supervised
 from spectrain.measures import RoundCounts
+from spectrain.shapes import Chain
 from spectrain.target import FeatureBatch, OutputHead
 
 V = 4
@@ -158,7 +159,7 @@ def test_every_round_of_the_decoder_is_counted_the_same(width, tools, tiny_targe
         for start in range(row.mask.index(1) - 1, len(row.ids) - 2):
             left = len(row.ids) - start - 2  # answer tokens after the pending one
             run = generate(
-                target, drafter, row.ids[: start + 1], sampler=Sampler(), draft_length=k,
+                target, drafter, row.ids[: start + 1], sampler=Sampler(), shape=Chain(k),
                 max_new_tokens=min(k, left) + 2, eos_ids=(),
             )  # fmt: skip
             assert run.tokens[: left + 1] == row.ids[start + 1 : start + 1 + len(run.tokens)][: left + 1]
@@ -174,7 +175,7 @@ def test_every_round_of_the_decoder_is_counted_the_same(width, tools, tiny_targe
     for row in rows:  # the same answers, decoded from their prompts
         prompt = row.ids[: row.mask.index(1)]
         run = generate(
-            target, drafter, prompt, sampler=Sampler(), draft_length=k, max_new_tokens=sum(row.mask), eos_ids=()
+            target, drafter, prompt, sampler=Sampler(), shape=Chain(k), max_new_tokens=sum(row.mask), eos_ids=()
         )
         assert run.tokens == row.ids[len(prompt) :]
         for one in run.rounds:

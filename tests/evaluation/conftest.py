@@ -15,11 +15,17 @@ DRAFTERS = {
     "eagle3 k=3": ("eagle3", 3, 0.10, 1.45, 0.05),
     "eagle3 k=5": ("eagle3", 5, 0.10, 1.55, 0.05),
 }
+TREE = "eagle3 dynamic tree of 16"
+LOSSY = "eagle3 k=5 LOSSY typical"
+# Asked for by name: they cost as much as the chain of the same depth, and accept a little more.
+MORE = {TREE: ("eagle3", 5, 0.12, 1.9, 0.05), LOSSY: ("eagle3", 5, 0.10, 1.55, 0.05)}
+DYNAMIC = {"type": "dynamic tree", "depth": 5, "nodes": 16, "top_k": 4}
 
 
 class Simulator:
     """``simulator.samples(...)`` → raw samples; ``simulator.context`` → what surrounds them."""
 
+    tree, lossy = TREE, LOSSY
     context: dict[str, Any] = {  # noqa: RUF012
         "target": {"name": "HuggingFaceTB/SmolLM2-135M-Instruct", "revision": "main"},
         "drafter": {"name": "eagle3-smollm2", "parameters": 9_400_000},
@@ -40,15 +46,18 @@ class Simulator:
         temperature: float = 0.0,
         spread: float = 0.0,
         seed: int = 0,
+        more: tuple[str, ...] = (),
     ) -> list[dict[str, Any]]:
-        """``alphas``: kind → drafter → acceptance probability of every position; ``conversations`` a kind."""
+        """``alphas``: kind → drafter → acceptance probability of every position; ``conversations`` a kind; ``more``:
+        contenders besides the usual ones."""
+        entries = DRAFTERS | {name: MORE[name] for name in more}
         rng = random.Random(seed)
         found = []
         for kind, by_drafter in alphas.items():
             for index in range(conversations):
                 shift = rng.gauss(0, spread)
                 length = rng.randint(new_tokens // 2, new_tokens + 20)
-                for contender, (drafter, *_) in DRAFTERS.items():
+                for contender, (drafter, *_) in entries.items():
                     alpha = 0.0 if drafter == "plain" else by_drafter.get(drafter)
                     if alpha is not None:
                         alpha = min(max(alpha + shift, 0.0), 0.98) if drafter != "plain" else 0.0
@@ -71,9 +80,19 @@ def _labels(conversation: str, kind: str, temperature: float) -> dict[str, Any]:
     }
 
 
+def drafting(contender: str, k: int) -> dict[str, Any]:
+    """What a sample says of its contender's drafts."""
+    lossy = "LOSSY" in contender
+    if contender == TREE:
+        return {"k": None, "shape": DYNAMIC, "verification": "token", "lossy": False}
+    shape = {"type": "chain", "depth": k, "nodes": k} if k else None
+    rule = "typical_lossy" if lossy else "block" if "block" in contender else "token" if k else None
+    return {"k": k, "shape": shape, "verification": rule, "lossy": lossy}
+
+
 def _generate(rng: random.Random, contender: str, alpha: float, length: int, budget: int) -> dict[str, Any]:
     """An answer of ``length`` tokens with EOS, or of ``budget`` tokens without."""
-    drafter, k, draft, verify, overhead = DRAFTERS[contender]
+    drafter, k, draft, verify, overhead = (DRAFTERS | MORE)[contender]
     end, reason = min((length, "eos"), (budget, "budget"))
     rounds: list[list[Any]] = []
     seconds = {"draft_s": 0.0, "verify_s": 0.0, "overhead_s": 0.0}
@@ -82,7 +101,8 @@ def _generate(rng: random.Random, contender: str, alpha: float, length: int, bud
         proposed = k if drafter != "ngram" or rng.random() < 0.6 else 0
         accepted = next((i for i in range(proposed) if rng.random() >= alpha), proposed)
         committed = min(accepted + 1, end - tokens)
-        rounds.append([proposed, accepted, committed, reason if committed <= accepted else None])
+        nodes = 3 * proposed if contender == TREE else proposed
+        rounds.append([proposed, accepted, committed, reason if committed <= accepted else None, nodes])
         tokens += committed
         seconds["draft_s"] += STEP_S * draft * proposed * rng.uniform(0.95, 1.05)
         seconds["verify_s"] += STEP_S * (verify if proposed else 1.0) * rng.uniform(0.95, 1.05)
@@ -91,7 +111,7 @@ def _generate(rng: random.Random, contender: str, alpha: float, length: int, bud
     return {
         "contender": contender,
         "drafter": drafter,
-        "k": k,
+        **drafting(contender, k),
         "new_tokens": tokens,
         "finished": reason,
         "rounds": rounds,

@@ -17,6 +17,7 @@ from spectrain.evaluation import acceptance
 from spectrain.evaluation.acceptance import AcceptanceConfig, choose, contenders, measure, teacher_forced_rows
 from spectrain.evaluation.summary import summarise
 from spectrain.exact.sampler import Sampler
+from spectrain.shapes import DynamicTree, StaticTree
 
 TEXTS = {"narrow/sql": ("hello",), "narrow/json": ("ab",), "open/chat": ("a",)}
 CONFIG = AcceptanceConfig(k=(1, 2), samplers=(Sampler(), Sampler(1.0)), max_new_tokens=6, seed=1)
@@ -91,8 +92,8 @@ def test_a_sample_tells_what_was_generated(measured, chat_target):
         prompt = render_prompt(by_id[sample["conversation"]].prompt, chat_target.tokenizer)
         assert sample["prompt_tokens"] == len(prompt)
         assert sample["kind"] == by_id[sample["conversation"]].kind
-        assert sample["new_tokens"] == 1 + sum(committed for _, _, committed, _ in sample["rounds"])
-        assert all(proposed <= sample["k"] for proposed, *_ in sample["rounds"])
+        assert sample["new_tokens"] == 1 + sum(committed for _, _, committed, _, _ in sample["rounds"])
+        assert all(proposed == nodes <= sample["k"] for proposed, *_, nodes in sample["rounds"])
         assert sample["total_s"] >= sum(sample[name] for name in TIMES - {"total_s", "overhead_s"})
         assert sample["equal_to_plain"] is (True if sample["temperature"] == 0 else None)
         assert sample["first_difference"] is None
@@ -111,6 +112,51 @@ def test_samples_can_be_summarised(measured, simulator):
         assert [c["contender"] for c in block["contenders"]] == NAMES
         assert block["kinds"] == ["narrow", "narrow/json", "narrow/sql", "open", "open/chat"]
     assert all(entry["equal"] == 3 for entry in document["samplers"][0]["exactness"])
+
+
+TREES = AcceptanceConfig(
+    k=(2,),
+    trees=(StaticTree(((0,), (1,), (0, 0), (1, 0), (0, 0, 0))), DynamicTree(2, 3, 7)),
+    verification=("token", "block", "typical_lossy"),
+    samplers=(Sampler(), Sampler(1.0)),
+    max_new_tokens=5,
+)
+RULES = ("", " block", " LOSSY typical")
+
+
+def test_trees_and_other_rules_are_contenders_like_any_other(run, simulator, tmp_path):
+    samples = run(config=TREES, conversations=chats()[:2])
+    drafts = [*(f"k=2{rule}" for rule in RULES), "tree of 5", "dynamic tree of 7"]
+    names = ["plain", *(f"{drafter} {draft}" for drafter in ("ngram", "eagle3") for draft in drafts)]
+    found = [(s["conversation"], s["temperature"], s["contender"]) for s in samples]
+    assert found == [(f"c{i}", t, name) for i in range(2) for t in (0.0, 1.0) for name in names]
+    for sample in samples:
+        widest = sample["shape"]["nodes"] if sample["shape"] else 0
+        assert all(proposed <= nodes <= widest for proposed, *_, nodes in sample["rounds"])
+        assert sample["lossy"] == ("LOSSY" in sample["contender"])
+        if sample["temperature"] == 0:
+            assert sample["equal_to_plain"] is True  # at T=0 even typical acceptance keeps the argmax alone
+    for name in names[-2:]:
+        rounds = [r for s in samples if s["contender"] == name for r in s["rounds"]]
+        assert any(nodes > proposed for proposed, *_, nodes in rounds)
+    blocks = summarise(samples, context=simulator.context)["samplers"]
+    assert [[c["contender"] for c in block["contenders"]] for block in blocks] == [names] * 2
+    dynamic = blocks[0]["contenders"][-1]
+    assert (dynamic["k"], dynamic["depth"], dynamic["nodes"], dynamic["verification"]) == (None, 2, 7, "token")
+    forced = (tmp_path / "raw" / "teacher_forced.jsonl").read_text().splitlines()
+    assert len(forced) == 2 * 2  # once for each answer, whatever the rules and trees
+    assert run(config=TREES, conversations=chats()[:2]) == samples  # as they come back from the file
+
+
+def test_trees_that_no_drafter_fills_are_refused_before_anything_is_written(run, tmp_path, drafters):
+    deep = StaticTree(tuple((0,) * depth for depth in range(1, 5)))
+    limited = copy.copy(drafters["eagle3"])
+    limited.deepest = 3
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(drafters, "eagle3", limited)
+        message = refusal(run, config=CONFIG.model_copy(update={"trees": (deep,)}))
+    assert "tree path [0, 0, 0, 0] has depth 4, eagle3 drafts at most 3 tokens ahead" in message
+    assert list(tmp_path.iterdir()) == []
 
 
 class Counting:
@@ -171,13 +217,15 @@ def test_a_finished_run_measures_nothing_again(run, measured, finished, monkeypa
     ("changes", "named"),
     [
         ({"config": CONFIG.model_copy(update={"k": (1, 3)})}, "config.k[1]: 2 against 3"),
+        ({"config": CONFIG.model_copy(update={"verification": ("block",)})}, "'token' against 'block'"),
+        ({"config": CONFIG.model_copy(update={"trees": (DynamicTree(),)})}, "config.trees"),
         ({"config": CONFIG.model_copy(update={"max_new_tokens": 9})}, "config.max_new_tokens: 6 against 9"),
         ({"config": CONFIG.model_copy(update={"samplers": (Sampler(), Sampler(0.5))})}, "temperature: 1.0 against 0.5"),
         ({"identity": IDENTITY | {"bundle": "c"}}, "bundle: 'b' against 'c'"),
         ({"identity": {"weights": "w"}}, "bundle"),
         ({"conversations": chats()[:2]}, "traffic"),
     ],
-    ids=["k", "length", "sampler", "bundle", "nothing", "traffic"],
+    ids=["k", "rule", "trees", "length", "sampler", "bundle", "nothing", "traffic"],
 )
 def test_a_folder_begun_otherwise_is_refused_by_what_differs(run, finished, changes, named):
     before = contents(finished)
@@ -214,8 +262,8 @@ def test_contenders_are_interleaved_in_an_order_of_their_own(run, monkeypatch):
 
     def note(name, call):
         def noted(*arguments, **keywords):
-            limit, length = keywords["max_new_tokens"], keywords.get("draft_length", 0)
-            order.append((limit, f"{name or type(arguments[1]).__name__} {length}"))
+            limit, shape = keywords["max_new_tokens"], keywords.get("shape")
+            order.append((limit, f"{name or type(arguments[1]).__name__} {shape.depth if shape else 0}"))
             return call(*arguments, **keywords)
 
         return noted

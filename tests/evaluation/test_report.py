@@ -6,10 +6,11 @@ import re
 from pathlib import Path
 
 import pytest
+from matplotlib.text import Text
 
 import spectrain.evaluation.report as report
 from spectrain.errors import SpectrainError
-from spectrain.evaluation.plots import sampler_plots
+from spectrain.evaluation.plots import cost_plot, sampler_plots
 from spectrain.evaluation.summary import summarise
 from spectrain.files import write_json
 
@@ -126,7 +127,7 @@ def test_one_conversation_and_plain_alone_still_render(simulator, tmp_path):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda d: d.update(schema="spectrain.acceptance/0"), "spectrain.acceptance/1"),
+        (lambda d: d.update(schema="spectrain.acceptance/1"), "spectrain.acceptance/2"),
         (lambda d: d["context"]["device"].pop("threads"), r"context\.device\.threads"),
         (
             lambda d: d["samplers"][1]["contenders"][2]["by_kind"]["chat"].pop("tokens_per_round"),
@@ -157,14 +158,96 @@ def test_missing_and_unreadable_files_are_named(tmp_path):
 def test_the_report_computes_nothing():
     """It may import errors, files and its own pages, and those no more than that."""
     allowed = {"spectrain.errors", "spectrain.files"}
-    own = {f"spectrain.evaluation.{name}" for name in ("document", "picture", "plots", "wording")}
+    own = {f"spectrain.evaluation.{name}" for name in ("document", "picture", "plots", "svg", "wording")}
     folder = Path(report.__file__).parent
-    for name in ("report", "document", "picture", "plots", "wording"):
+    for name in ("report", "document", "picture", "plots", "svg", "wording"):
         tree = ast.parse((folder / f"{name}.py").read_text(encoding="utf-8"))
         imported = {node.module for node in ast.walk(tree) if isinstance(node, ast.ImportFrom) and node.module}
         imported |= {alias.name for node in ast.walk(tree) if isinstance(node, ast.Import) for alias in node.names}
         assert {module for module in imported if module.startswith("spectrain")} <= allowed | own, name
         assert "torch" not in imported
+
+
+@pytest.fixture(scope="module")
+def wide(simulator):
+    """A document with a tree and with a lossy contender whose outputs all differ."""
+    samples = simulator.samples({"desk": {"eagle3": 0.7}}, conversations=8, more=(simulator.tree, simulator.lossy))
+    samples += simulator.samples({"desk": {"eagle3": 0.7}}, conversations=8, temperature=1.0, more=(simulator.lossy,))
+    for found in samples:
+        if found["lossy"] and found["temperature"] == 0:
+            found |= {"equal_to_plain": False, "first_difference": {"position": 3, "logit_gap": 4.0}}
+    return summarise(samples, context=simulator.context)
+
+
+def test_lossy_contenders_are_called_so_in_every_table_and_plot_and_are_red(wide, simulator):
+    page, text = report.render_page(wide), report.render_markdown(wide)
+    name = simulator.lossy
+    assert "LOSSY" in name
+    body = page[page.index("<main>") :]
+    cells = re.findall(rf'<(th scope="row"|b|summary)>([^\n]*?{re.escape(name)})', body)
+    assert len(cells) > 12
+    assert {before.removesuffix(name) for _, before in cells} == {'<span class="lossy">'}
+    assert ".lossy { color: var(--lossy)" in page
+    labels = re.findall(rf"<text ([^>]*)>{re.escape(name)}</text>", body)
+    assert len(labels) == 6 + 1 + 6 + 1  # every plot of contenders names it, at either temperature
+    assert all("fill: var(--lossy)" in style for style in labels)
+    others = re.findall(r"<text ([^>]*)>eagle3 k=5</text>", body)
+    assert others
+    assert not any("lossy" in style for style in others)
+    assert "#010103" not in page
+    tables = [line for line in text.splitlines() if line.startswith("| eagle3 k=5")]
+    assert any(line.startswith(f"| {name} |") for line in tables)
+
+
+def test_the_report_says_which_contenders_have_the_targets_law(wide, simulator):
+    greedy = f"Exact in law, whatever is drafted: eagle3 k=3, eagle3 k=5, {simulator.tree}."
+    sampled = "Exact in law, whatever is drafted: eagle3 k=3, eagle3 k=5."
+    lossy = f"Not exact: {simulator.lossy} has another law than the target's, and no part in the verdict."
+    text = report.render_markdown(wide)
+    for page in (text, report.render_page(wide).replace("&#39;", "'")):
+        assert f"{greedy} {lossy}" in page
+        assert f"{sampled} {lossy}" in page  # where nothing can be compared token by token, too
+    assert f"| {simulator.lossy} | 8 | 0 | 0 | 8 |" in text
+    assert "not exact:" not in text
+    best = wide["samplers"][0]["verdict"]["overall"]["best"]["contender"]
+    assert best != simulator.lossy
+
+
+def test_a_tree_has_rows_of_its_own_with_depth_and_nodes(wide, simulator):
+    text, page = report.render_markdown(wide), report.render_page(wide)
+    contender = next(c for c in wide["samplers"][0]["contenders"] if c["contender"] == simulator.tree)
+    cost = contender["pooled"]["cost"]
+    assert f"| {simulator.tree} | 5.00 | 15.00 | – | {cost['draft_cost_per_round']:.3f} |" in text
+    assert f'<th scope="row">{simulator.tree}</th><td>5.00</td><td>15.00</td><td>–</td>' in page
+    assert f"Drafting it costs {cost['draft_cost_per_round']:.2f} steps a round." in page
+    plots = sampler_plots(wide["samplers"][0], "s")
+    assert all(simulator.tree in plot.svg for plot in plots)
+    drawn = cost_plot(wide["samplers"][0], "s")
+    assert "eagle3 k=5" in drawn.svg
+    assert simulator.tree not in drawn.svg  # it has no length to stand at
+
+
+def test_a_document_of_trees_alone_has_no_plot_of_lengths(wide, simulator):
+    block = copy.deepcopy(wide["samplers"][0])
+    block["contenders"] = [c for c in block["contenders"] if c["contender"] in ("plain", simulator.tree)]
+    assert cost_plot(block, "s") is None
+    document = wide | {"samplers": [block]}
+    assert "Cost model and measurement" not in report.render_page(document)
+    assert "What a round costs" in report.render_page(document)
+
+
+def test_the_picture_writes_a_lossy_name_in_red(wide, simulator, monkeypatch, tmp_path):
+    colours = {}
+    real = Text.set_color
+
+    def set_color(text, colour):
+        colours[text.get_text()] = colour
+        real(text, colour)
+
+    monkeypatch.setattr(Text, "set_color", set_color)
+    report.render_picture(wide, tmp_path / "a.png")
+    assert colours[simulator.lossy] == "#c00018"
+    assert simulator.tree not in colours or colours[simulator.tree] != "#c00018"
 
 
 def test_teacher_forced_rows_on_several_samplers_answers_are_told_apart(simulator):

@@ -11,26 +11,33 @@ from spectrain.evaluation.document import check_document
 from spectrain.evaluation.samples import kind_and_parents, parse_sample
 from spectrain.evaluation.summary import summarise
 from spectrain.evaluation.verdict import conversations_needed
+from spectrain.exact.block_law import block_round
 from spectrain.exact.cost import expected_tokens
+from spectrain.exact.proof import random_laws
 
 ALPHAS = {"desk": {"eagle3": 0.8, "ngram": 0.5}, "chat": {"eagle3": 0.3, "ngram": 0.2}}
 
 
 def sample(contender, k, rounds, *, conversation="a", kind="desk", seconds=(0.1, 0.0, 0.9, 0.0), **changes):
+    """Rounds may leave the nodes out: a chain has as many as it proposed."""
     prefill, draft, verify, overhead = seconds
+    shape = {"type": "chain", "depth": k, "nodes": k} if k else None
     return {
         "conversation": conversation,
         "kind": kind,
         "contender": contender,
         "drafter": contender.split()[0],
         "k": k,
+        "shape": shape,
+        "verification": "token" if k else None,
+        "lossy": False,
         "temperature": 0.0,
         "sampler": {"temperature": 0.0, "top_k": None, "top_p": None},
         "seed": 0,
         "prompt_tokens": 3,
         "new_tokens": 1 + sum(r[2] for r in rounds),
         "finished": "budget",
-        "rounds": rounds,
+        "rounds": [r if len(r) == 5 else [*r, r[0]] for r in rounds],
         "prefill_s": prefill,
         "draft_s": draft,
         "verify_s": verify,
@@ -217,6 +224,117 @@ def test_no_exact_contender_is_off(simulator):
     assert "ngram k=5" in verdict["reason"]
 
 
+def test_a_tree_has_measured_costs_and_no_predictions(simulator):
+    samples = simulator.samples({"desk": {"eagle3": 0.7}}, conversations=12, more=(simulator.tree,))
+    contenders = by_name(summarise(samples, context=simulator.context))
+    tree, chain = contenders[simulator.tree], contenders["eagle3 k=5"]
+    assert (tree["k"], tree["depth"], tree["nodes"], tree["shape"]["type"]) == (None, 5, 16, "dynamic tree")
+    assert (chain["k"], chain["depth"], chain["nodes"], chain["shape"]["type"]) == (5, 5, 5, "chain")
+    numbers, cost = tree["pooled"], tree["pooled"]["cost"]
+    assert numbers["proposed_draft_tokens"] == 3 * 5 * numbers["rounds"]
+    assert (cost["proposed_per_round"], cost["nodes_per_round"]) == (5, 15)
+    assert cost["by_k"] == []
+    assert (cost["draft_cost_per_token"], cost["best_k"], cost["from_sibling"]) == (None, None, None)
+    # the simulator's tree: a plain step takes 1.02, a round 5·0.12 + 1.9 + 0.05
+    assert cost["draft_cost_per_round"] == pytest.approx(0.6 / 1.02, rel=0.03)
+    assert cost["break_even_tokens_per_round"] == pytest.approx(2.55 / 1.02, rel=0.03)
+    assert cost["predicted_speedup"] == pytest.approx(cost["measured_speedup"], rel=0.01)
+    assert len(numbers["marginal_survival"]) == len(numbers["conditional_acceptance"]) == 5
+    assert len(numbers["accepted_prefix"]["histogram"]) == 6
+    # the tree does not stand in for a longer chain
+    assert contenders["eagle3 k=3"]["pooled"]["cost"]["from_sibling"]["contender"] == "eagle3 k=5"
+    assert chain["pooled"]["cost"]["from_sibling"] is None
+    assert len(chain["pooled"]["cost"]["by_k"]) == 5
+
+
+def test_a_tree_can_be_the_verdict(simulator):
+    samples = simulator.samples({"desk": {"eagle3": 0.8}}, conversations=10, more=(simulator.tree,))
+    for found in samples:
+        if found["contender"] == simulator.tree:
+            found |= {"verify_s": found["verify_s"] / 2, "total_s": found["total_s"] - found["verify_s"] / 2}
+    verdict = summarise(samples, context=simulator.context)["samplers"][0]["verdict"]["overall"]
+    assert (verdict["decision"], verdict["contender"], verdict["k"]) == ("on", simulator.tree, None)
+    assert (verdict["best"]["depth"], verdict["best"]["nodes"], verdict["best"]["verification"]) == (5, 16, "token")
+
+
+def block_wise(samples, contender):
+    """The same rounds as another contender, judged as blocks."""
+    return [
+        s | {"contender": f"{contender} block", "verification": "block"} for s in samples if s["contender"] == contender
+    ]
+
+
+def test_predictions_come_from_a_sibling_under_the_same_rule(simulator):
+    samples = simulator.samples({"desk": {"eagle3": 0.7}}, conversations=8)
+    samples += block_wise(samples, "eagle3 k=3")
+    contenders = by_name(summarise(samples, context=simulator.context))
+    assert contenders["eagle3 k=3 block"]["pooled"]["cost"]["from_sibling"] is None  # no longer chain under this rule
+    assert contenders["eagle3 k=3"]["pooled"]["cost"]["from_sibling"]["contender"] == "eagle3 k=5"
+    samples += block_wise(samples, "eagle3 k=5")
+    contenders = by_name(summarise(samples, context=simulator.context))
+    sibling = contenders["eagle3 k=3 block"]["pooled"]["cost"]["from_sibling"]
+    assert sibling["contender"] == "eagle3 k=5 block"
+
+
+def test_survival_under_block_verification_does_not_depend_on_the_length():
+    """So that a longer block predicts a shorter one."""
+    for seed in range(20):
+        dice = random.Random(seed)
+        p, q = random_laws(dice), random_laws(dice)
+        survival = []
+        for k in (1, 2):
+            outcomes = block_round(p, q, k)
+            survival.append(sum(weight for tokens, weight in outcomes.items() if len(tokens) > 1))
+        assert survival[0] == survival[1]
+
+
+def lossy_samples(simulator):
+    """The lossy contender is the fastest by far, and all of its outputs differ."""
+    samples = simulator.samples({"desk": {"eagle3": 0.8}}, conversations=8, more=(simulator.lossy,))
+    for found in samples:
+        if found["lossy"]:
+            found |= {"draft_s": 0.0, "total_s": found["total_s"] - found["draft_s"], "equal_to_plain": False}
+            found["first_difference"] = {"position": 3, "logit_gap": 4.0}
+    return samples
+
+
+def test_a_lossy_contender_is_shown_and_never_recommended(simulator):
+    samples = lossy_samples(simulator)
+    block = summarise(samples, context=simulator.context)["samplers"][0]
+    lossy = next(c for c in block["contenders"] if c["lossy"])
+    assert lossy["contender"] == simulator.lossy
+    speedups = {c["contender"]: c["pooled"]["speedup"]["decode"]["value"] for c in block["contenders"][1:]}
+    assert max(speedups, key=speedups.get) == simulator.lossy
+    best, verdict = max(speedups.keys() - {simulator.lossy}, key=speedups.get), block["verdict"]
+    for found in (verdict["overall"], verdict["by_kind"]["desk"], verdict["by_drafter"]["eagle3"]["overall"]):
+        assert (found["decision"], found["contender"]) == ("on", best)
+    exactness = {e["contender"]: e for e in block["exactness"]}
+    assert (exactness[simulator.lossy]["lossy"], exactness[simulator.lossy]["unexplained"]) == (True, 8)
+    assert exactness["eagle3 k=5"] | {"lossy": False, "equal": 8, "unexplained": 0} == exactness["eagle3 k=5"]
+
+
+def test_lossy_contenders_alone_have_no_verdict(simulator):
+    samples = [s for s in lossy_samples(simulator) if s["lossy"] or s["contender"] == "plain"]
+    verdict = summarise(samples, context=simulator.context)["samplers"][0]["verdict"]["overall"]
+    assert (verdict["decision"], verdict["best"], verdict["reason"]) == ("off", None, "every contender is lossy")
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"contender": "eagle3 k=5"},
+        {"lossy": False},
+        {"verification": "token"},
+        {"contender": "eagle3 k=5", "lossy": False},
+        {"lossy": False, "verification": "token"},
+    ],
+)
+def test_lossy_samples_cannot_pass_for_exact_ones(simulator, changes):
+    samples = [s | changes if s["lossy"] else s for s in lossy_samples(simulator)]
+    with pytest.raises(SpectrainError, match="a lossy rule must be called so"):
+        summarise(samples, context=simulator.context)
+
+
 def test_speedup_above_tokens_per_round_fails(simulator):
     samples = simulator.samples({"desk": {"eagle3": 0.5}}, conversations=8)
     for found in samples:
@@ -238,8 +356,15 @@ def test_unclipped_round_that_loses_a_token_fails(simulator):
         ({"new_tokens": 9}, "9 new tokens"),
         ({"total_s": 0.2}, "of a total of 0.2000 s"),
         ({"draft_s": -0.1}, "draft_s is not a duration"),
-        ({"rounds": [[4, 1, 2, None]]}, "proposed 4"),
-        ({"rounds": [[3, 1, 2, "length"]]}, "'length'"),
+        ({"rounds": [[4, 1, 2, None, 4]]}, "proposed 4"),
+        ({"rounds": [[3, 1, 2, "length", 3]]}, "'length'"),
+        (
+            {"rounds": [[3, 1, 2, None]]},
+            r"\[3, 1, 2, None\], expected \[proposed, accepted, committed, clipped, nodes\]",
+        ),
+        ({"rounds": [[3, 1, 2, None, 4]]}, "had 4 nodes, expected 3, as many as it is deep"),
+        ({"shape": {"type": "chain", "depth": 3}}, "shape is .* expected type, depth, nodes"),
+        ({"k": 4}, "k is 4, but its drafts are 3 deep"),
     ],
 )
 def test_malformed_samples_are_named(simulator, changes, message):
@@ -247,6 +372,14 @@ def test_malformed_samples_are_named(simulator, changes, message):
     with pytest.raises(SpectrainError, match=message) as error:
         summarise([plain(2), bad], context=simulator.context)
     assert "'eagle3 k=3'" in str(error.value)
+
+
+@pytest.mark.parametrize("nodes", [1, 17])
+def test_a_tree_has_at_least_as_many_nodes_as_it_is_deep_and_no_more_than_asked_for(nodes):
+    shape = {"type": "dynamic tree", "depth": 3, "nodes": 16, "top_k": 4}
+    tree = sample("eagle3 dynamic tree of 16", 3, [[2, 1, 2, None, nodes]]) | {"k": None, "shape": shape}
+    with pytest.raises(SpectrainError, match=f"round 0 had {nodes} nodes, expected from 2 to 16"):
+        parse_sample(tree)
 
 
 def test_missing_field_is_named(simulator):

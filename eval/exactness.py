@@ -1,0 +1,6 @@
+"""Compare greedy output with plain decoding: python eval/exactness.py --target NAME --traffic FILE --bundle DIR."""
+
+from spectrain.cli import exactness, script
+
+if __name__ == "__main__":
+    script(exactness, "eval/exactness.py")

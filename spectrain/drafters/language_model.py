@@ -1,0 +1,241 @@
+"""A small language model as the drafter, distilled from the target on its own traffic (DistillSpec, 2310.08461).
+
+It starts as a few of the target's own layers, or as a smaller model with the same tokenizer, and has an embedding and
+a head of its own. Position t reads token t and predicts token t+1, as the target does. Its vocabulary is the whole
+one, because no server reads a reduced one; rows beyond the tokenizer's ids are padding on both sides and never drafted.
+
+Shapes: B batch, T positions, W nodes of a level, H hidden, D ids that exist, V vocabulary rows of the target.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import Literal
+
+import torch
+from pydantic import Field, model_validator
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from spectrain.attention import Masks, cached_forward, context
+from spectrain.cache import KeyValueCache, last_positions
+from spectrain.drafters.base import Committed, DepthOutput, DrafterConfig, DraftOutput, Proposal, TrainableDrafter
+from spectrain.drafters.draft_models import cut_layers, smaller_model
+from spectrain.drafters.growth import GrowingDrafter, below
+from spectrain.errors import SpectrainError
+from spectrain.exact.sampler import Sampler
+from spectrain.losses import supervised
+from spectrain.shapes import Layout, Shape
+from spectrain.target import FeatureBatch, OutputHead, Target
+
+TARGET_LAYERS = "target_layers"
+
+
+class LanguageModelConfig(DrafterConfig):
+    """Settings of a small draft model; everything else about it comes from where it starts."""
+
+    type: Literal["language_model"] = "language_model"
+    start: str = Field(
+        TARGET_LAYERS, description="target_layers, or a folder or Hub id of a smaller model with the same tokenizer"
+    )
+    revision: str | None = Field(None, description="commit of the smaller model on the Hub")
+    layers: tuple[int, ...] | None = Field(
+        None, min_length=1, description="the target's layers to keep; default the first, the middle and the last"
+    )
+
+    @model_validator(mode="after")
+    def _belong_together(self) -> LanguageModelConfig:
+        if self.layers is not None and self.start != TARGET_LAYERS:
+            raise ValueError(f"layers are the target's, but start is {self.start!r}; give one of the two")
+        if self.revision is not None and self.start == TARGET_LAYERS:
+            raise ValueError("revision belongs to a smaller model, but start is target_layers; leave revision out")
+        return self
+
+    def taps(self, target: Target) -> tuple[int, ...]:
+        """None; layers that the target does not have are refused before anything is computed."""
+        if self.start == TARGET_LAYERS:
+            self.kept(target)
+        return ()
+
+    def kept(self, target: Target) -> tuple[int, ...]:
+        """The target's layers that the draft model starts from."""
+        last = target.num_layers - 1
+        if self.layers is None:
+            return tuple(sorted({0, last // 2, last}))
+        if list(self.layers) != sorted(set(self.layers)) or self.layers[0] < 0 or self.layers[-1] > last:
+            raise SpectrainError(
+                f"drafter.layers {list(self.layers)} are not distinct ascending layers of a target with "
+                f"{last + 1} layers; expected values from 0 to {last}"
+            )
+        return self.layers
+
+
+@dataclass
+class LanguageModelState:
+    """Decode state of B requests: the cache, of which ``lengths`` positions are committed tokens; what it holds beyond
+    them was drafted. ``unread`` are committed tokens not in the cache yet."""
+
+    cache: KeyValueCache
+    unread: list[list[int]]
+    lengths: list[int]
+    root_B1H: Tensor | None = None
+    layout: Layout | None = None
+    chain: list[Tensor] = field(default_factory=list)
+    """Drafted tokens [B, 1] in the cache, one after another; none once a tree has branched."""
+
+
+class LanguageModelDrafter(GrowingDrafter, TrainableDrafter):
+    """A causal language model that goes on from its own tokens."""
+
+    config: LanguageModelConfig
+
+    def __init__(self, config: LanguageModelConfig, model: PreTrainedModel) -> None:
+        super().__init__()
+        self.config, self.model = config, model.eval()
+        self._masks, self._context = Masks(model.config), context(model.config)
+        self._vocabulary = 0
+
+    @classmethod
+    def build(cls, config: LanguageModelConfig, target: Target, counts_V: Tensor) -> LanguageModelDrafter:
+        """A new drafter for ``target``, as good as where it starts; ``counts_V`` is not needed."""
+        if config.start == TARGET_LAYERS:
+            model = cut_layers(target, config.kept(target))
+        else:
+            model = smaller_model(config.start, config.revision, target)
+        drafter = cls(config, model)
+        drafter.bind(target)
+        return drafter.to(target.device)
+
+    def bind(self, target: Target) -> None:
+        """Nothing is borrowed: only the ids that exist and the width of the target's laws are noted."""
+        rows = self.model.get_output_embeddings().weight.shape[0]
+        if rows < target.tokenizer_size:
+            raise SpectrainError(
+                f"the draft model has {rows} vocabulary rows, the target's tokenizer {target.tokenizer_size} ids; "
+                "a draft model needs a row for every id"
+            )
+        self.columns, self._vocabulary = target.tokenizer_size, target.vocab_size
+
+    def train(self, mode: bool = True) -> LanguageModelDrafter:
+        """The model inside stays as in decoding: dropout would have it learn a law that it never draws from."""
+        super().train(mode)
+        self.model.eval()
+        return self
+
+    def head(self) -> OutputHead:
+        """Its head on the D ids that exist."""
+        if self.columns is None:
+            raise SpectrainError("this drafter does not know which ids exist: call bind(target) first")
+        layer, size = self.model.get_output_embeddings(), self.columns
+        weight_DH, bias_D = layer.weight, getattr(layer, "bias", None)
+        if size < len(weight_DH):
+            weight_DH, bias_D = weight_DH[:size], None if bias_D is None else bias_D[:size]
+        return OutputHead(weight_DH, bias_D, getattr(self.model.config, "final_logit_softcapping", None), size)
+
+    # --- training ---------------------------------------------------------------------------------------------
+
+    def shifts(self, depths: int | None = None) -> tuple[int, ...]:
+        return tuple(1 + depth for depth in range(depths or 1))
+
+    def forward(self, batch: FeatureBatch, depths: int | None = None) -> DraftOutput:
+        """One depth to train. Depth d of more says what a decoder would draft once d tokens were accepted.
+
+        They are then the tokens of the row, so that is the first depth, d positions later.
+        """
+        if self._context is not None and batch.ids_BT.shape[1] > self._context:
+            raise SpectrainError(
+                f"a row has {batch.ids_BT.shape[1]} tokens, the draft model a context of {self._context}; "
+                "lower data.max_length, or start from a model with a longer context"
+            )
+        head, hidden_BTH = self.head(), self.model.base_model(input_ids=batch.ids_BT, use_cache=False).last_hidden_state
+        head_DH = head.weight_VH
+        if head.bias_V is not None:  # the weight of one more state, which is always 1
+            head_DH = torch.cat([head_DH, head.bias_V[:, None]], 1)
+            hidden_BTH = nn.functional.pad(hidden_BTH, (0, 1), value=1.0)
+        outputs = [
+            DepthOutput(
+                hidden_BTH.roll(-depth, dims=1) if depth else hidden_BTH,  # the wrapped tail lies outside every mask
+                head_DH,
+                shift,
+                supervised(batch.answer_BT, shift),
+                head.cap,
+            )
+            for depth, shift in enumerate(self.shifts(depths))
+        ]
+        padded = head.size < self._vocabulary
+        return DraftOutput(tuple(outputs), torch.arange(head.size, device=head_DH.device) if padded else None)
+
+    # --- decoding ---------------------------------------------------------------------------------------------
+
+    def start(self, first: Sequence[int]) -> LanguageModelState:
+        return LanguageModelState(KeyValueCache(len(first)), [[token] for token in first], [0] * len(first))
+
+    @torch.inference_mode()
+    def observe(self, state: LanguageModelState, committed: Committed) -> None:
+        """Read what the cache does not hold yet; of an accepted chain that is mostly its end alone."""
+        kept = self._kept(state, committed.tokens)
+        rows = [[*first, *new[n:]] for first, new, n in zip(state.unread, committed.tokens, kept, strict=True)]
+        state.cache.rollback([length + n for length, n in zip(state.lengths, kept, strict=True)])
+        counts, device = [len(row) for row in rows], committed.tokens_BT.device
+        ids_BT = torch.tensor([[*row, *[0] * (max(counts) - len(row))] for row in rows]).to(device, non_blocking=True)
+        lengths = [length + count for length, count in zip(state.cache.lengths, counts, strict=True)]
+        hidden_BTH = cached_forward(self.model.base_model, self._masks, ids_BT, state.cache, None)
+        state.cache.rollback(lengths)
+        state.lengths, state.unread, state.chain = lengths, [[] for _ in rows], []
+        state.root_B1H = last_positions(hidden_BTH, counts)
+
+    def _kept(self, state: LanguageModelState, tokens: list[list[int]]) -> list[int]:
+        """How many of the new tokens each row's cache holds, because they were drafted; never the last one, whose
+        state is needed."""
+        if not state.chain:
+            return [0] * len(tokens)
+        # The target has read the proposal by now, so this waits for nothing.
+        drafted = torch.cat(state.chain, 1).tolist()
+        return [
+            next((n for n, (a, b) in enumerate(zip(chain, new[:-1], strict=False)) if a != b),
+                 min(len(chain), len(new) - 1))
+            for chain, new in zip(drafted, tokens, strict=True)
+        ]  # fmt: skip
+
+    def propose(self, state: LanguageModelState, sampler: Sampler, shape: Shape, limits: Sequence[int],
+                uniforms_BN: Tensor) -> Proposal:  # fmt: skip
+        """As every growing drafter, but nothing for a request that would leave the draft model's context."""
+        if self._context is None:
+            return super().propose(state, sampler, shape, limits, uniforms_BN)
+        # The last drafted token is never read.
+        ends = [n + min(shape.depth, limit) - 1 for n, limit in zip(state.lengths, limits, strict=True)]
+        fits = [end <= self._context for end in ends]
+        if not any(fits):
+            return Proposal(torch.empty_like(uniforms_BN[:, :0], dtype=torch.long))
+        proposal = super().propose(state, sampler, shape, limits, uniforms_BN)
+        if all(fits):
+            return proposal
+        return replace(proposal, counts=[proposal.tokens_BN.shape[1] if fit else 0 for fit in fits])
+
+    def root(self, state: LanguageModelState) -> Tensor:
+        if state.root_B1H is None:
+            raise SpectrainError("nothing was observed yet: a draft model goes on from committed tokens")
+        state.cache.rollback(state.lengths)
+        state.layout, state.chain = None, []
+        return self.head().logits(state.root_B1H)
+
+    def extend(self, state: LanguageModelState, tokens_BW: Tensor, parents_BW: Tensor) -> Tensor:
+        state.layout = below(state.layout, parents_BW)
+        state.chain = [*state.chain, tokens_BW] if state.layout.chain else []
+        hidden_BWH = cached_forward(self.model.base_model, self._masks, tokens_BW, state.cache, state.layout)
+        return self.head().logits(hidden_BWH)
+
+    def select(self, state: LanguageModelState, rows: Sequence[int]) -> None:
+        kept = list(rows)
+        state.cache.select(kept)
+        state.lengths, state.unread = [state.lengths[row] for row in kept], [state.unread[row] for row in kept]
+        state.chain = [tokens_B1[kept] for tokens_B1 in state.chain]
+        if state.root_B1H is not None:
+            state.root_B1H = state.root_B1H[kept]
+
+    def memory(self, state: LanguageModelState) -> int:
+        return state.cache.bytes()
+
+    def vocabulary(self) -> tuple[int, None]:
+        return self._vocabulary, None

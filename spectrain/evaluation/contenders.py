@@ -1,0 +1,172 @@
+"""What is measured: the settings, and the contenders they make: plain decoding, and every drafter with every draft it
+is asked for under every rule that fits."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Annotated, Any
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Discriminator, Field, Tag, field_validator
+
+from spectrain.decoding.verification import Verification, is_lossy
+from spectrain.drafters import Drafter
+from spectrain.errors import SpectrainError
+from spectrain.evaluation.samples import LOSSY, PLAIN
+from spectrain.exact.sampler import Sampler
+from spectrain.shapes import Chain, DynamicTree, Shape, StaticTree, check_shape
+
+TREE_KINDS = ("static", "dynamic")
+
+
+def _kind_of_tree(value: Any) -> str | None:
+    """Told by the keys alone: a mistake in one kind of tree must not be reported as one in the other."""
+    if isinstance(value, StaticTree | DynamicTree):
+        return "static" if isinstance(value, StaticTree) else "dynamic"
+    keys = set(value) if isinstance(value, Mapping) else set()
+    if keys & {"paths", "children"}:
+        return "static"
+    return "dynamic" if keys & {"depth", "top_k", "nodes"} else None
+
+
+Tree = Annotated[
+    Annotated[StaticTree, Tag("static")] | Annotated[DynamicTree, Tag("dynamic")],
+    Discriminator(
+        _kind_of_tree,
+        custom_error_type="tree",
+        custom_error_message="expected a tree: {paths: [[0], [1], [0, 0]]}, or {depth: 5, top_k: 4, nodes: 16}",
+    ),
+]
+
+
+def _no_tree_twice(trees: tuple[Any, ...]) -> tuple[Any, ...]:
+    if len(set(trees)) < len(trees):
+        raise ValueError(f"the same tree twice: {', '.join(tree.describe() for tree in trees)}")
+    return trees
+
+
+Trees = Annotated[tuple[Tree, ...], AfterValidator(_no_tree_twice)]
+Length = Annotated[int, Field(ge=1, le=64)]
+
+
+class AcceptanceConfig(BaseModel):
+    """What is measured: drafts, samplers, how many held-out chats, how long the answers.
+
+    Chains are measured under every rule of ``verification``, trees under the one there is for them.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+    k: tuple[Length, ...] = Field((3, 5), min_length=1, description="draft tokens a round; each is a contender")
+    trees: Trees = Field((), description="contenders for every drafter that fills trees")
+    verification: tuple[Verification, ...] = Field(("token",), min_length=1)
+    samplers: tuple[Sampler, ...] = Field((Sampler(),), min_length=1)
+    conversations: int | None = Field(None, ge=1, description="held-out chats, spread over the kinds; default all")
+    max_new_tokens: int = Field(128, ge=2)
+    seed: int = 0
+
+    @field_validator("samplers")
+    @classmethod
+    def _no_sampler_twice(cls, samplers: tuple[Sampler, ...]) -> tuple[Sampler, ...]:
+        if len(set(samplers)) < len(samplers):  # its samples could not be told apart
+            raise ValueError(f"the same sampler twice: {', '.join(s.describe() for s in samplers)}")
+        return samplers
+
+
+@dataclass(frozen=True)
+class Contender:
+    """A drafter, the shape of its drafts and the rule that judges them; plain decoding has none of them."""
+
+    name: str
+    family: str
+    shape: Shape | None = None
+    verification: Verification | None = None
+    drafter: Drafter | None = None
+
+    @property
+    def k(self) -> int | None:
+        """Draft length: 0 for plain decoding, None for a tree."""
+        if self.shape is None:
+            return 0
+        return self.shape.length if isinstance(self.shape, Chain) else None
+
+    @property
+    def lossy(self) -> bool:
+        return self.verification is not None and is_lossy(self.verification)
+
+    def described(self) -> dict[str, Any]:
+        """What a raw sample says of its contender."""
+        return {
+            "contender": self.name,
+            "drafter": self.family,
+            "k": self.k,
+            "shape": _shape_record(self.shape),
+            "verification": self.verification,
+            "lossy": self.lossy,
+        }
+
+
+def _shape_record(shape: Shape | None) -> dict[str, Any] | None:
+    if shape is None:
+        return None
+    if isinstance(shape, Chain):
+        return {"type": "chain", "depth": shape.depth, "nodes": shape.nodes}
+    size = {"depth": shape.depth, "nodes": shape.nodes}
+    if isinstance(shape, StaticTree):
+        paths = [list(path) for path in shape.paths]  # as it comes back from JSON
+        return {"type": "static tree", **size, "paths": paths, "children": shape.children}
+    return {"type": "dynamic tree", **size, "top_k": shape.top_k}
+
+
+def contenders(drafters: dict[str, Drafter], lengths: Sequence[int],
+               trees: Sequence[StaticTree | DynamicTree] = (),
+               rules: Sequence[Verification] = ("token",)) -> list[Contender]:  # fmt: skip
+    """Plain decoding; every drafter at every length under every rule; every tree where a drafter fills trees.
+
+    Raises SpectrainError for a draft that a drafter cannot fill, or for trees when no drafter fills any.
+    """
+    if trees and not any(drafter.trees for drafter in drafters.values()):
+        found = ", ".join(drafters) or "no drafter"
+        raise SpectrainError(f"{trees[0].describe()}: found {found}, expected a drafter that fills trees; leave it out")
+    entries = [Contender(PLAIN, PLAIN)]
+    for name, drafter in drafters.items():
+        chains = [Chain(k) for k in sorted(set(lengths))]
+        entries += [
+            Contender(" ".join(filter(None, (name, chain.describe(), _rule_name(rule)))), name, chain, rule, drafter)
+            for chain in chains
+            for rule in dict.fromkeys(rules)
+        ]
+        if drafter.trees:
+            labels = zip(tree_names(trees), trees, strict=True)
+            entries += [Contender(f"{name} {label}", name, tree, "token", drafter) for label, tree in labels]
+    for entry in entries:
+        if entry.drafter is not None and entry.shape is not None:  # before anything is decoded
+            check_shape(entry.shape, deepest=entry.drafter.deepest, columns=entry.drafter.columns,
+                        trees=entry.drafter.trees, name=entry.family)  # fmt: skip
+    return entries
+
+
+def _rule_name(rule: Verification) -> str:
+    """What a contender's name says of its rule; a lossy one cannot be overlooked."""
+    if is_lossy(rule):
+        return f"{LOSSY} {rule.removesuffix('_lossy')}"
+    return "" if rule == "token" else rule
+
+
+def tree_names(trees: Sequence[StaticTree | DynamicTree]) -> list[str]:
+    """A name for each: its count of nodes; more about it where others have as many, and a number where that is the
+    same too."""
+    short = [tree.describe() for tree in trees]
+    full = [f"{name} {_details(tree)}" for name, tree in zip(short, trees, strict=True)]
+    names = []
+    for i in range(len(trees)):
+        name = short[i] if short.count(short[i]) == 1 else full[i]
+        if full.count(name) > 1:
+            name = f"{name} #{1 + full[:i].count(name)}"
+        names.append(name)
+    return names
+
+
+def _details(tree: StaticTree | DynamicTree) -> str:
+    if isinstance(tree, DynamicTree):
+        return f"(depth {tree.depth}, top {tree.top_k})"
+    return f"(depth {tree.depth}, {tree.children})"

@@ -1,0 +1,98 @@
+"""What the benchmarks share: prompts, a stopwatch that waits for the device, and what they ran on."""
+
+from __future__ import annotations
+
+import os
+import platform
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from spectrain.data.conversations import Conversation, render_prompt
+from spectrain.decoding.requests import check_request
+from spectrain.errors import SpectrainError
+from spectrain.evaluation.acceptance import choose
+from spectrain.target import Target
+
+LIBRARIES = ("spectrain", "torch", "transformers")
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """A chat up to where the target answers."""
+
+    id: str
+    kind: str
+    ids: list[int]
+
+
+def prompts_of(target: Target, conversations: Sequence[Conversation], count: int | None, max_new_tokens: int,
+               seed: int) -> list[Prompt]:  # fmt: skip
+    """``count`` prompts spread over the kinds (None: all); one that leaves no room for the answer is an error."""
+    prompts = []
+    for chat in choose(conversations, count, seed):
+        ids = render_prompt(chat.prompt, target.tokenizer)
+        try:
+            check_request(target, ids, max_new_tokens)
+        except SpectrainError as error:
+            raise SpectrainError(f"conversation {chat.id!r}: {error}") from error
+        prompts.append(Prompt(chat.id, chat.kind, ids))
+    return prompts
+
+
+class Stopwatch:
+    """Seconds of a block of code, with the device's queue empty at both ends."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device, self.seconds = device, 0.0
+
+    def _now(self) -> float:
+        if self._device.type != "cpu":
+            torch.accelerator.synchronize()
+        return time.perf_counter()
+
+    def __enter__(self) -> Stopwatch:
+        self._start = self._now()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.seconds = self._now() - self._start
+
+
+def machine(device: torch.device, dtype: torch.dtype) -> dict[str, Any]:
+    """Device, threads, dtype, versions, and how busy the machine was with other work (load average, one minute)."""
+    return {
+        "device": device_name(device),
+        "threads": torch.get_num_threads(),
+        "dtype": str(dtype).removeprefix("torch."),
+        "load_average": os.getloadavg()[0] if hasattr(os, "getloadavg") else None,
+        "versions": {name: version(name) for name in LIBRARIES},
+    }
+
+
+def device_name(device: torch.device) -> str:
+    """The processor's own name, as far as it tells."""
+    if device.type == "cuda":
+        return torch.cuda.get_device_name(device)
+    info = Path("/proc/cpuinfo")
+    lines = info.read_text().splitlines() if info.exists() else []
+    names = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.processor() or platform.machine()
+
+
+def table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """A Markdown table; all columns but the first are numbers, aligned right."""
+    cells = [list(heads), *map(list, rows)]
+    widths = [max(len(row[i]) for row in cells) for i in range(len(heads))]
+    lines = ["| " + " | ".join(_aligned(row, widths)) + " |" for row in cells]
+    rule = ["-" * widths[0], *("-" * (width - 1) + ":" for width in widths[1:])]
+    return "\n".join([lines[0], "| " + " | ".join(rule) + " |", *lines[1:]])
+
+
+def _aligned(row: Sequence[str], widths: Sequence[int]) -> list[str]:
+    return [row[0].ljust(widths[0]), *(cell.rjust(width) for cell, width in zip(row[1:], widths[1:], strict=True))]

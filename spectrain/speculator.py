@@ -1,0 +1,189 @@
+"""A target with its drafter, ready to answer: the short way in for programs.
+
+from spectrain import load_bundle, generate, stream
+
+speculator = load_bundle("runs/quickstart/bundle")
+answer = generate(speculator, [{"role": "user", "content": "Which tables are there?"}], max_new_tokens=64)
+print(answer.text, answer.tokens_per_round)
+for piece in stream(speculator, "Once upon a time", temperature=0.7):
+    print(piece.text, end="")
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, overload
+
+from spectrain.bundle import load_drafter, resolve_bundle
+from spectrain.data.conversations import Message, render_prompt
+from spectrain.decoding.decoder import Decoding
+from spectrain.decoding.stopping import Finish, TextStream
+from spectrain.decoding.trace import Generation
+from spectrain.drafters.base import Drafter
+from spectrain.errors import SpectrainError
+from spectrain.exact.sampler import Sampler
+from spectrain.manifest import read_manifest
+from spectrain.shapes import Chain, Shape
+from spectrain.target import Target, load_target
+
+Prompt = str | Sequence[int] | Sequence[Mapping[str, str]]
+"""Text taken as it is, token ids, or a chat (messages with role and content, through the target's chat template)."""
+
+DEFAULT_K = 5
+
+
+@dataclass(frozen=True)
+class Speculator:
+    """A target and the drafter that fits it; ``notes`` tell harmless differences of the pairing."""
+
+    target: Target
+    drafter: Drafter | None
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Answer:
+    """Generated ``tokens`` (EOS included), their ``text``, why it ended, and what happened each round."""
+
+    tokens: list[int]
+    text: str
+    finished: Finish
+    trace: Generation
+
+    @property
+    def tokens_per_round(self) -> float | None:
+        """Committed tokens a round (τ), the target's own included; None when the first token was the last."""
+        rounds = self.trace.rounds
+        return sum(r.committed for r in rounds) / len(rounds) if rounds else None
+
+
+@dataclass(frozen=True)
+class Piece:
+    """What one round added: tokens, and the text that is final by now (bytes of a half-done character wait)."""
+
+    tokens: list[int]
+    text: str
+    finished: Finish | None
+
+
+def load_bundle(
+    bundle: str | Path,
+    *,
+    target: str | Target | None = None,
+    revision: str | None = None,
+    dtype: str = "float32",
+    device: str | None = None,
+) -> Speculator:
+    """The drafter of a bundle (a folder, or a Hub id at ``revision``) and its target, checked against each other.
+
+    ``target`` is a folder, a Hub id or a loaded one; by default the one that the bundle was trained for.
+    Raises SpectrainError when either is damaged or they do not belong together.
+    """
+    folder = resolve_bundle(bundle, revision)
+    recorded = read_manifest(folder).target
+    if not isinstance(target, Target):
+        name = target or recorded.name
+        if not name:
+            raise SpectrainError(f"{folder} does not say which target it belongs to; give target=")
+        at = recorded.revision if name == recorded.name else None
+        target = load_target(name, revision=at, dtype=dtype, device=device)
+    drafter, _, notes = load_drafter(folder, target)
+    return Speculator(target, drafter, notes)
+
+
+@overload
+def generate(speculator: Speculator, prompt: Prompt, **settings: Any) -> Answer: ...
+@overload
+def generate(speculator: Speculator, prompt: Sequence[Prompt], **settings: Any) -> list[Answer]: ...
+
+
+def generate(speculator: Speculator, prompt: Any, **settings: Any) -> Any:
+    """Answer a prompt, or a list of prompts in one batch.
+
+    ``settings``: ``max_new_tokens`` (256), ``temperature`` (0: greedy), ``top_k``, ``top_p``, ``k`` (draft tokens a
+    round, 5) or ``shape`` (a tree), ``min_new_tokens``, ``stop`` (strings), ``eos_ids``, ``seed``, ``penalties``,
+    ``verification``. The answer has the target's own law under these settings, whatever the drafter; only
+    ``verification="typical_lossy"`` gives that up.
+    """
+    many = _is_batch(prompt)
+    prompts = [_ids(one, speculator.target) for one in (prompt if many else [prompt])]
+    decoding = _decoding(speculator, prompts, settings)
+    for _ in decoding:
+        pass
+    answers = [_answer(result, speculator.target) for result in decoding.results]
+    return answers if many else answers[0]
+
+
+def stream(speculator: Speculator, prompt: Prompt, **settings: Any) -> Iterator[Piece]:
+    """Answer one prompt piece by piece, a round at a time; the texts add up to ``generate``'s.
+
+    With stop strings, text that could still be the beginning of one is held back.
+    """
+    decoding = _decoding(speculator, [_ids(prompt, speculator.target)], settings)
+    text, given = "", 0
+    reader = TextStream(speculator.target.tokenizer)
+    for (event,) in decoding:
+        text += reader.feed(event.tokens)
+        if event.finished:
+            text = _answer(decoding.results[0], speculator.target).text
+        final = len(text) if event.finished else len(text) - _begun(text, decoding.stop)
+        yield Piece(event.tokens, text[given:final], event.finished)
+        given = final
+
+
+def _begun(text: str, words: Sequence[str]) -> int:
+    """Length of the longest end of the text that could be the beginning of a stop string."""
+    return max((n for word in words for n in range(1, len(word)) if text.endswith(word[:n])), default=0)
+
+
+def _decoding(speculator: Speculator, prompts: list[list[int]], settings: Mapping[str, Any]) -> Decoding:
+    known: dict[str, Any] = {"max_new_tokens": 256, "temperature": 0.0, "top_k": None, "top_p": None, "k": None,
+                             "shape": None, "seed": 0}  # fmt: skip
+    passed = {"min_new_tokens", "stop", "eos_ids", "penalties", "verification", "timed"}
+    for name in settings:
+        if name not in known and name not in passed:
+            raise SpectrainError(
+                f"generate has no setting {name!r}; it has {', '.join(sorted({*known, *passed}))}. What is not listed "
+                "would change the target's law in a way that is not verified exactly"
+            )
+    own = {**known, **{name: value for name, value in settings.items() if name in known}}
+    if own["k"] is not None and own["shape"] is not None:
+        raise SpectrainError("give k for a chain or shape for a tree, not both")
+    drafter = speculator.drafter
+    deepest = DEFAULT_K if drafter is None or drafter.deepest is None else min(DEFAULT_K, drafter.deepest)
+    shape: Shape = own["shape"] or Chain(deepest if own["k"] is None else own["k"])
+    more = {name: value for name, value in settings.items() if name in passed}
+    return Decoding(
+        speculator.target,
+        drafter,
+        prompts,
+        sampler=Sampler(own["temperature"], own["top_k"], own["top_p"]),
+        shape=shape,
+        max_new_tokens=own["max_new_tokens"],
+        seeds=[own["seed"] + number for number in range(len(prompts))],
+        **{"timed": False, **more},
+    )
+
+
+def _is_batch(prompt: Any) -> bool:
+    return not isinstance(prompt, str) and not (prompt and isinstance(prompt[0], int | Mapping))
+
+
+def _ids(prompt: Any, target: Target) -> list[int]:
+    if isinstance(prompt, str):
+        return list(target.tokenizer(prompt)["input_ids"])
+    if prompt and isinstance(prompt[0], Mapping):
+        for turn in prompt:
+            if set(turn) != {"role", "content"} or not all(isinstance(value, str) for value in turn.values()):
+                raise SpectrainError(f"a chat's message is {dict(turn)!r:.200}; expected role and content, both text")
+        return render_prompt([Message(turn["role"], turn["content"]) for turn in prompt], target.tokenizer)
+    return list(prompt)
+
+
+def _answer(result: Generation, target: Target) -> Answer:
+    text = result.text
+    if text is None or result.finished != "stop":
+        text = str(target.tokenizer.decode(result.tokens, skip_special_tokens=True, clean_up_tokenization_spaces=False))
+    return Answer(result.tokens, text, result.finished, result)
