@@ -173,8 +173,8 @@ def check_shape(shape: Shape, *, deepest: int | None, columns: int | None, trees
         what = f"tree path {list(shape.paths[-1])} has" if isinstance(shape, StaticTree) else f"{shape.describe()} has"
         raise SpectrainError(f"{what} depth {shape.depth}, {name} drafts at most {deepest} tokens ahead")
     if columns is not None and shape.widest > columns:
-        path = next((list(p) for p in getattr(shape, "paths", ()) if p[-1] >= columns), shape.describe())
-        raise SpectrainError(f"tree path {path} is beyond the {columns} tokens that {name} can propose")
+        path = next((f"tree path {list(p)}" for p in getattr(shape, "paths", ()) if p[-1] >= columns), shape.describe())
+        raise SpectrainError(f"{path} is beyond the {columns} tokens that {name} can propose")
 
 
 @dataclass(frozen=True)

@@ -27,6 +27,7 @@ from transformers import (
 from spectrain.attention import Masks, cached_forward, check_attention
 from spectrain.cache import KeyValueCache, cache_argument, check_reversible
 from spectrain.errors import SpectrainError
+from spectrain.heads import OutputHead
 from spectrain.identity import TargetIdentity, check_rows, target_identity
 from spectrain.shapes import Layout
 from spectrain.weights import resolve_model
@@ -60,39 +61,6 @@ class FeatureBatch:
     taps_BTF: Tensor
     log_normaliser_BT: Tensor
     greedy_BT: Tensor
-
-
-def soft_capped(logits: Tensor, cap: float | None) -> Tensor:
-    """Logits kept within +-``cap`` as Gemma-2 does it (2408.00118); None leaves them as they are."""
-    return torch.tanh(logits / cap) * cap if cap else logits
-
-
-@dataclass(frozen=True)
-class OutputHead:
-    """The target's head as plain tensors, so that its law can be asked on some of its columns.
-
-    ``cap`` is the soft cap of the logits, if the architecture has one; columns from ``size`` on are padding.
-    """
-
-    weight_VH: Tensor
-    bias_V: Tensor | None
-    cap: float | None
-    size: int
-
-    def columns(self, columns_D: Tensor | None) -> OutputHead:
-        """This head cut to these ids, all of which exist (None: as it is)."""
-        if columns_D is None:
-            return self
-        bias_D = None if self.bias_V is None else self.bias_V[columns_D]
-        return OutputHead(self.weight_VH[columns_D], bias_D, self.cap, columns_D.numel())
-
-    def logits(self, hidden_XH: Tensor) -> Tensor:
-        """[..., H] after the final norm -> [..., V] next-token logits; padded vocabulary rows are -inf."""
-        logits = nn.functional.linear(hidden_XH.to(self.weight_VH.dtype), self.weight_VH, self.bias_V)
-        logits = soft_capped(logits, self.cap)
-        if self.size < logits.shape[-1]:
-            logits[..., self.size :] = -torch.inf
-        return logits
 
 
 def default_taps(num_layers: int) -> tuple[int, int, int]:

@@ -32,8 +32,9 @@ from spectrain.drafters.objective import DrafterLoss, LossConfig
 from spectrain.drafters.scoring import DepthScores, describe, score_batch, summary_line
 from spectrain.errors import SpectrainError
 from spectrain.files import json_digest
+from spectrain.heads import OutputHead
 from spectrain.losses import depth_weights, supervised
-from spectrain.target import FeatureBatch, OutputHead
+from spectrain.target import FeatureBatch
 
 
 class OptimConfig(BaseModel):

@@ -194,7 +194,7 @@ def test_an_override_that_is_no_yaml_is_refused(write):
             "evaluation.verification.0: Input should be 'token', 'block' or 'typical_",
         ),
         ("evaluation.verification=[]", "evaluation.verification: Tuple should have at least 1 item"),
-        ("drafter.type=medusa", "drafter: Input tag 'medusa'"),
+        ("drafter.type=hydra", "drafter: Input tag 'hydra'"),
         ("drafter.depths=0", "drafter.depths: Input should be greater than or equal to 1"),
         ("optim=3", "optim: Input should be a valid dictionary"),
     ],

@@ -105,7 +105,7 @@ class Decoding:
         behind = (history.prompt_BV[:, None], history.answer_BV[:, None]) if history else None
         p_B1V = self._options.law(self.target.logits(hidden_B1H), number_B1, behind)
         first = draw(p_B1V[:, 0], self._uniforms(1)[:, 0])
-        check_finite(bool((hidden_B1H.isfinite().all() & p_B1V.isfinite().all())), self.target)
+        check_finite(bool(hidden_B1H.isfinite().all() & p_B1V.isfinite().all()), self.target)
         self._started = True
         emitted = self._keep([[token] for token in first.tolist()])
         target_s = self._clock.lap()

@@ -77,7 +77,7 @@ def evaluate(target: Target, cache: KeyValueCache, options: Options, shape: Shap
     behind = None if history is None else (
         history.prompt_BV.unsqueeze(1), history.behind(proposal.tokens_BN, layout.sees_BMX))  # fmt: skip
     p_BMV = options.law(logits_BMV, depth_BM + produced_B1, behind)
-    counts_B = _counts(proposal, depth_BM, limits)
+    counts_B = _counts(proposal, depth_BM, [min(shape.depth, limit) for limit in limits])
     path_BN, accepted_B, token_B = verify(options.verification, shape, p_BMV, proposal, uniforms_BU, counts_B)
     there_BN = torch.arange(N, device=target.device) < counts_B[:, None]
     if proposal.parents_BN is not None:  # what hangs from an absent node is not there either
@@ -128,6 +128,6 @@ def check_finite(finite: bool, target: Target) -> None:
     """A NaN would decode to id 0 without a word."""
     if not finite:
         raise SpectrainError(
-            f"the target's states or logits are not finite with {target.dtype} and {target.config._attn_implementation!r} "
-            "attention; load it in float32 or bfloat16, or with sdpa attention"
+            f"the target's states or logits are not finite with {target.dtype} and "
+            f"{target.config._attn_implementation!r} attention; load it in float32 or bfloat16, or with sdpa attention"
         )

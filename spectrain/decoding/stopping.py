@@ -16,7 +16,8 @@ Finish = Literal["eos", "stop", "budget"]
 class TextStream:
     """Text of a growing list of ids, piece by piece.
 
-    A piece is given out once no later token can change it: bytes of an unfinished character wait for their rest.
+    A piece is given out once no later token can change it: bytes of an unfinished character wait for their rest. (A
+    stray byte behind one that was spelt in bytes is the exception, with tokenizers that then take back the whole run.)
     """
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:

@@ -58,8 +58,10 @@ def verify(verification: Verification, shape: Shape, p_BMV: Tensor, proposal: Pr
         return torch.where(node_N < accepted_B[:, None], node_N, -1), accepted_B, token_B
     chosen = proposal.q is None
     if not chosen and getattr(shape, "children", "chosen") == "chosen":
-        raise SpectrainError(f"a {shape.describe()} of chosen nodes came with a law q; a tree that was ranked by confidence is "
-                             "exact only as point masses, so expected none")  # fmt: skip
+        raise SpectrainError(
+            f"a {shape.describe()} of chosen nodes came with a law q; expected none: a tree that was ranked by "
+            "confidence is exact only as point masses"
+        )
     steps = shape.steps(drawn=not chosen) if isinstance(shape, StaticTree) else shape.depth
     if chosen:  # column m draws the token after row m
         uniforms_BM = uniforms_BM.roll(1, dims=1)

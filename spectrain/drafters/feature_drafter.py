@@ -26,9 +26,10 @@ from spectrain.drafters.base import Committed, DepthOutput, DrafterConfig, Draft
 from spectrain.drafters.draft_layer import DraftLayer, KeysValues, depth_attention, packed_positions, take_positions
 from spectrain.drafters.growth import GrowingDrafter, below
 from spectrain.errors import SpectrainError
+from spectrain.heads import head_product, soft_capped
 from spectrain.losses import supervised
 from spectrain.shapes import Layout
-from spectrain.target import FeatureBatch, Features, Target, soft_capped
+from spectrain.target import FeatureBatch, Features, Target
 
 
 class FeatureDrafterConfig(DrafterConfig):
@@ -222,5 +223,5 @@ class FeatureDrafter(GrowingDrafter, TrainableDrafter):
 
     def _logits(self, hidden_BWH: Tensor) -> Tensor:
         head_DH = self.head()
-        logits_BWD = nn.functional.linear(self.head_state(hidden_BWH).to(head_DH.dtype), head_DH)
+        logits_BWD = head_product(self.head_state(hidden_BWH).to(head_DH.dtype), head_DH)
         return soft_capped(logits_BWD.float(), self.cap)

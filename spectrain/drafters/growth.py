@@ -30,7 +30,7 @@ class GrowingDrafter(Drafter):
 
     @abstractmethod
     def extend(self, state: Any, tokens_BW: Tensor, parents_BW: Tensor) -> Tensor:
-        """Logits [B, W, D] after new nodes with these tokens, one level down.
+        """Logits [B, W, D] after new nodes with these tokens, one level down; [B, 1, D] if they are the same for all.
 
         ``parents_BW`` counts among the nodes of the call before (the root at first).
         """
@@ -135,10 +135,10 @@ def _static(
         else:
             logits_BWD = drafter.extend(state, tokens[-1][:, level.picks_W], level.above_W.expand(B, -1))
         if chosen:
-            column_BWC = logits_BWD.topk(level.widest, dim=-1).indices
+            column_BWC = logits_BWD.topk(level.widest, dim=-1).indices.expand(-1, len(level.picks_W), -1)
             missing_BWC = torch.zeros_like(column_BWC, dtype=torch.bool)
         else:
-            q_BWD = sampler.probabilities(logits_BWD)
+            q_BWD = sampler.probabilities(logits_BWD).expand(-1, len(level.picks_W), -1)
             count, stop = q_BWD.shape[1] * level.widest, start + len(level.taken_C)
             uniforms_BWC = uniforms_BN.new_zeros(B, count)
             uniforms_BWC[:, level.taken_C] = uniforms_BN[:, start:stop]  # each node's own, whatever its siblings
@@ -197,7 +197,7 @@ def _dynamic(drafter: GrowingDrafter, state: Any, shape: DynamicTree, depth: int
     for level in range(depth):
         best = logits_BWD.float().log_softmax(-1).topk(k, dim=-1)
         score_BC = (score_BW.unsqueeze(-1) + best.values).flatten(1)
-        column_BC = best.indices.flatten(1)
+        column_BC = best.indices.expand(-1, score_BW.shape[1], -1).flatten(1)
         pool.tokens.append(column_BC if columns_D is None else columns_D[column_BC])
         pool.parents.append(above_BW.repeat_interleave(k, dim=1))
         pool.scores.append(score_BC.masked_fill(limit_B1 <= level, -torch.inf))  # too deep for that request's budget

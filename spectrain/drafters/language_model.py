@@ -25,9 +25,10 @@ from spectrain.drafters.draft_models import cut_layers, smaller_model
 from spectrain.drafters.growth import GrowingDrafter, below
 from spectrain.errors import SpectrainError
 from spectrain.exact.sampler import Sampler
+from spectrain.heads import OutputHead
 from spectrain.losses import supervised
 from spectrain.shapes import Layout, Shape
-from spectrain.target import FeatureBatch, OutputHead, Target
+from spectrain.target import FeatureBatch, Target
 
 TARGET_LAYERS = "target_layers"
 

@@ -25,9 +25,10 @@ from spectrain.drafters.base import Committed, DepthOutput, DrafterConfig, Draft
 from spectrain.drafters.growth import GrowingDrafter
 from spectrain.errors import SpectrainError
 from spectrain.exact.sampler import Sampler
+from spectrain.heads import OutputHead
 from spectrain.losses import supervised
 from spectrain.shapes import Shape
-from spectrain.target import FeatureBatch, OutputHead, Target
+from spectrain.target import FeatureBatch, Target
 
 MOST_HEADS = 8
 MOST_LAYERS = 8
@@ -40,8 +41,8 @@ class MedusaConfig(DrafterConfig):
     parameters a head in training (with the optimizer's two moments of each), on disk, and read for every draft token.
     "shared": all heads read through the target's own, frozen. Each then trains layers x H x H parameters, the bundle
     holds one head, and a round reads it once for all draft tokens. Shared is the default because it is what pays on a
-    big vocabulary: at V = 49,152 and H = 576 an own head is 85 times as large as its block, and four of them are 84%
-    of that whole target.
+    big vocabulary: at V = 49,152 and H = 576 (SmolLM2-135M) an own head is 85 times as large as its block, four of
+    them are 84% of the whole target, and they train half as many tokens in a second of one CPU core.
     """
 
     type: Literal["medusa"] = "medusa"
@@ -205,7 +206,7 @@ class MedusaDrafter(GrowingDrafter, TrainableDrafter):
         """The next head's logits, the same for all nodes of the level."""
         assert state.logits_BKV is not None
         state.level += 1
-        return state.logits_BKV[:, state.level, None].expand(-1, parents_BW.shape[1], -1)
+        return state.logits_BKV[:, state.level, None]
 
     def select(self, state: MedusaState, rows: Sequence[int]) -> None:
         if state.hidden_B1H is not None:

@@ -14,8 +14,9 @@ from torch import Tensor, nn
 
 from spectrain.drafters.base import DepthOutput, TrainableDrafter
 from spectrain.drafters.scoring import teacher_law
+from spectrain.heads import OutputHead, soft_capped
 from spectrain.losses import LOSSES, PositionLoss, RowsLoss, head_loss
-from spectrain.target import FeatureBatch, OutputHead, soft_capped
+from spectrain.target import FeatureBatch
 
 
 class LossConfig(BaseModel):

@@ -13,8 +13,9 @@ import torch
 from torch import Tensor
 
 from spectrain.drafters.base import DepthOutput, TrainableDrafter
+from spectrain.heads import OutputHead, soft_capped
 from spectrain.losses import acceptance
-from spectrain.target import FeatureBatch, OutputHead, soft_capped
+from spectrain.target import FeatureBatch
 
 
 def teacher_law(batch: FeatureBatch, head: OutputHead, place_N: Tensor) -> Callable[[slice], Tensor]:

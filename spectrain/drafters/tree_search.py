@@ -20,8 +20,9 @@ from spectrain.drafters.base import DepthOutput, TrainableDrafter
 from spectrain.drafters.scoring import teacher_law
 from spectrain.errors import SpectrainError
 from spectrain.exact.sampler import Sampler
+from spectrain.heads import OutputHead, soft_capped
 from spectrain.shapes import StaticTree
-from spectrain.target import FeatureBatch, OutputHead, soft_capped
+from spectrain.target import FeatureBatch
 
 Accuracy = Sequence[Sequence[float]]
 

@@ -7,7 +7,6 @@ with known faults, whose exact laws are enumerated too: their samples fit their 
 
 from __future__ import annotations
 
-import gc
 import itertools
 from collections import defaultdict
 from fractions import Fraction
@@ -32,12 +31,14 @@ from tables import (
 )
 
 from spectrain.decoding import generate_plain, outcome, verification
+from spectrain.decoding.history import History
 from spectrain.decoding.requests import Options
 from spectrain.drafters.base import Proposal
 from spectrain.drafters.ngram import NgramConfig, NgramDrafter
 from spectrain.exact import biased, tree_law
 from spectrain.exact.block_law import block_round
-from spectrain.exact.law import chain_round, resampled, sequence_law, spread, target_law
+from spectrain.exact.law import chain_round, normalised, resampled, sequence_law, spread, target_law
+from spectrain.exact.penalties import Penalties
 from spectrain.exact.sampler import Sampler, draw
 from spectrain.exact.verify.chain import ChainVerdict, verify_chain
 from spectrain.exact.verify.tree import verify_tree
@@ -79,14 +80,6 @@ def runs_of(scheme, sampler):
     drafter, shape, rule = SCHEMES[scheme]
     results = results_of(drafter, shape, sampler, new=NEW, runs=RUNS, verification=rule)
     return [(tuple(result.tokens), tuple(round_.accepted for round_ in result.rounds)) for result in results]
-
-
-@pytest.fixture(autouse=True, scope="module")
-def _frozen():
-    """Thousands of requests make many small objects; half the time would go into looking for garbage among imports."""
-    gc.freeze()
-    yield
-    gc.unfreeze()
 
 
 def test_the_tail_of_the_chi_square_law():
@@ -196,6 +189,53 @@ def test_block_verification_accepts_more_than_token_by_token():
         mean = sum(accepted[0] for _, accepted in runs_of(scheme, SAMPLERS[0])) / RUNS
         assert mean == pytest.approx(expected[scheme], abs=4 / RUNS**0.5)  # accepted lengths deviate by 1 at most
     assert expected["chain, block"] > expected["chain, token"] + 0.02
+
+
+# --- penalties, a law that depends on the whole path ---------------------------------------------------------------
+
+
+PENALTIES = Penalties(repetition=1.5, presence=0.4, frequency=0.7)
+OF_PENALTIES = ["chain, token", "chain, block", "ngram tree", "tree, distinct", "tree, independent", "tree, dynamic"]
+
+
+@lru_cache
+def penalised_law(sampler):
+    """The law of whole answers, from the definitions: every token knows what came before it."""
+
+    def law(prefix):
+        logits = TARGET.table[tuple([*PROMPT, *prefix][-2:])].clone()
+        for token in range(V):
+            times = prefix.count(token)
+            if times or token in PROMPT:
+                logits[token] *= 1 / 1.5 if logits[token] > 0 else 1.5
+            logits[token] -= 0.7 * times + 0.4 * (times > 0)
+        return normalised(map(Fraction, sampler.probabilities(logits).tolist()))
+
+    return target_law(law, NEW)
+
+
+def penalised_runs(scheme, sampler):
+    drafter, shape, rule = (None, None, "token") if scheme == "plain" else SCHEMES[scheme]
+    return sequences_of(drafter, shape, sampler, new=NEW, runs=RUNS, verification=rule, penalties=PENALTIES)
+
+
+@pytest.mark.parametrize("sampler", [SAMPLERS[0], SAMPLERS[3]], ids=Sampler.describe)
+@pytest.mark.parametrize("scheme", ["plain", *OF_PENALTIES])
+def test_penalties_are_part_of_the_law_at_every_node(scheme, sampler):
+    found = penalised_runs(scheme, sampler)
+    assert p_value(found, penalised_law(sampler)) > PASS
+    assert p_value(found, exact_law(sampler)) < REJECT
+
+
+@pytest.mark.parametrize("scheme", ["chain, token", "tree, distinct"])
+def test_penalties_that_forget_what_was_drafted_are_rejected(monkeypatch, scheme):
+    """A known fault: every node of a round is penalised as the pending token is."""
+
+    def behind(history, tokens_BN, sees_BMM):
+        return history.answer_BV.unsqueeze(1).repeat(1, tokens_BN.shape[1] + 1, 1)
+
+    monkeypatch.setattr(History, "behind", behind)
+    assert p_value(penalised_runs(scheme, SAMPLERS[3]), penalised_law(SAMPLERS[3])) < REJECT
 
 
 # --- known faults are rejected -----------------------------------------------------------------------------------

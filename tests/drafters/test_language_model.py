@@ -191,7 +191,7 @@ def test_a_mixture_of_experts_is_cut_too(tiny_target):
     target = tiny_target("mixtral", layers=4, num_key_value_heads=2, num_local_experts=4, dtype=torch.float32)
     with torch.no_grad():
         want = truncated(target, (1, 3))([[3, 1, 4, 1]])[0]
-    assert torch.equal(logits_of(built(target, layers=(1, 3)), [3, 1, 4, 1]), want)
+    torch.testing.assert_close(logits_of(built(target, layers=(1, 3)), [3, 1, 4, 1]), want)
 
 
 # --- a smaller model --------------------------------------------------------------------------------------------------
@@ -494,6 +494,8 @@ def test_after_every_round_the_state_is_a_fresh_prefill(tiny_target, shape, samp
             limits = [dice.randint(1, 4) for _ in texts]
             proposal = drafter.propose(state, sampler, shape, limits, uniforms)
             new = [a_path(proposal, row, dice.randint(0, shape.depth), dice) for row in range(len(texts))]
+        if number in (4, 10):  # what is committed was not drafted at all
+            new = [[dice.randrange(24) for _ in range(dice.randint(1, 3))] for _ in texts]
         new = [[*tokens, dice.randrange(24)] for tokens in new]
         if number == 7:  # two have finished
             drafter.select(state, [3, 1])

@@ -276,25 +276,27 @@ def test_any_rounds_leave_the_state_of_a_fresh_drafter(drafter, target, tools, c
     assert drafter.memory(state) == drafter.memory(fresh)
 
 
-def test_a_draft_that_was_accepted_is_as_good_as_one_that_was_not(drafter, target, tools):
-    """The tokens that were committed may be those that were drafted: they are told again, with the target's states."""
-    shape = Chain(3)
-    for sampler in SAMPLERS[:2]:
+@pytest.mark.parametrize("sampler", SAMPLERS[:2], ids=Sampler.describe)
+@pytest.mark.parametrize("taken", [1, 2, 3])
+def test_a_draft_that_was_accepted_is_as_good_as_one_that_was_not(drafter, target, tools, sampler, taken):
+    """The tokens that were committed may be those that were drafted, last or before that: they are told again, with the
+    target's states."""
+
+    def two_drafts() -> tuple[Any, list[Proposal]]:
         state = tools.observed(drafter, target, TEXTS)
-        drafted = proposed(drafter, state, sampler, shape, [9, 9, 9])
-        counts = drafted.counts or [drafted.tokens_BN.shape[1]] * 3
-        for taken in (1, 2, 3):
-            state = tools.observed(drafter, target, TEXTS)
-            proposed(drafter, state, sampler, shape, [9, 9, 9])
-            whole = [
-                [*text, *drafted.tokens_BN[row, : min(taken, counts[row])].tolist(), 11]
-                for row, text in enumerate(TEXTS)
-            ]
-            drafter.observe(state, tools.told(target, whole, [len(t) for t in TEXTS], [len(w) for w in whole]))
-            got = proposed(drafter, state, sampler, shape, [9, 9, 9], seed=3)
-            want = proposed(drafter, tools.observed(drafter, target, whole), sampler, shape, [9, 9, 9], seed=3)
-            for row in range(3):
-                same_part(part_of(got, row, 9), part_of(want, row, 9))
+        return state, [proposed(drafter, state, sampler, Chain(3), [9, 9, 9], seed) for seed in (0, 1)]
+
+    for number in (0, 1):
+        state, drafts = two_drafts()
+        draft = drafts[number]
+        counts = draft.counts or [draft.tokens_BN.shape[1]] * 3
+        kept = [draft.tokens_BN[row, : min(taken, counts[row])].tolist() for row in range(3)]
+        whole = [[*text, *tokens, 11] for text, tokens in zip(TEXTS, kept, strict=True)]
+        drafter.observe(state, tools.told(target, whole, [len(t) for t in TEXTS], [len(w) for w in whole]))
+        got = proposed(drafter, state, sampler, Chain(3), [9, 9, 9], seed=3)
+        want = proposed(drafter, tools.observed(drafter, target, whole), sampler, Chain(3), [9, 9, 9], seed=3)
+        for row in range(3):
+            same_part(part_of(got, row, 9), part_of(want, row, 9))
 
 
 @pytest.mark.parametrize("rows", [[0], [1], [2], [0, 2], [2, 1]])

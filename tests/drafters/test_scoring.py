@@ -14,10 +14,11 @@ from spectrain.drafters.base import DepthOutput, DraftOutput
 from spectrain.drafters.eagle3 import Eagle3Config
 from spectrain.drafters.scoring import DepthScores, describe, score_batch, summary_line, teacher_law
 from spectrain.exact.sampler import Sampler
+from spectrain.heads import OutputHead
 from spectrain.losses import supervised
 from spectrain.measures import RoundCounts
 from spectrain.shapes import Chain
-from spectrain.target import FeatureBatch, OutputHead
+from spectrain.target import FeatureBatch
 
 V = 4
 IDENTITY = OutputHead(torch.eye(V), None, None, V)
