@@ -8,6 +8,7 @@ columns ``log_p_ND`` (whose mass may be below one when the columns are a reduced
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -39,9 +40,47 @@ def acceptance(z_ND: Tensor, log_p_ND: Tensor) -> Tensor:
     return acceptance_probability(log_p_ND.exp(), torch.softmax(z_ND, dim=-1))
 
 
+def reverse_kl(z_ND: Tensor, log_p_ND: Tensor) -> Tensor:
+    """KL(q || p), sum_j q_j (log q_j - log p_j): keeps to what the target likes best (2306.08543)."""
+    log_q_ND = torch.log_softmax(z_ND, dim=-1)
+    # A finite floor: q on a token that the target never takes must cost much, not make a NaN.
+    return (log_q_ND.exp() * (log_q_ND - log_p_ND.clamp(min=LOWEST_LOG))).sum(-1)
+
+
+def jensen_shannon(z_ND: Tensor, log_p_ND: Tensor) -> Tensor:
+    """(KL(p || m) + KL(q || m)) / 2 with m = (p + q) / 2, over the full vocabulary; at most log 2 (2306.13649)."""
+    log_q_ND = torch.log_softmax(z_ND, dim=-1)
+    p_ND, q_ND = log_p_ND.exp(), log_q_ND.exp()
+    log_m_ND = ((p_ND + q_ND) / 2).clamp(min=math.exp(LOWEST_LOG)).log()
+    kl_p_N = (p_ND * (log_p_ND.clamp(min=LOWEST_LOG) - log_m_ND)).sum(-1)
+    kl_q_N = (q_ND * (log_q_ND.clamp(min=LOWEST_LOG) - log_m_ND)).sum(-1)
+    outside_N = (1 - p_ND.sum(-1)).clamp(min=0)  # mass that no column covers: there m is p / 2
+    return (kl_p_N + kl_q_N + outside_N * math.log(2)) / 2
+
+
+def negative_log_acceptance(z_ND: Tensor, log_p_ND: Tensor) -> Tensor:
+    """-log of the acceptance probability (LK, 2602.23881): total variation's aim, with a gradient that does not vanish
+    where the laws hardly meet."""
+    return -acceptance(z_ND, log_p_ND).clamp(min=math.exp(LOWEST_LOG)).log()
+
+
+def lk_hybrid(z_ND: Tensor, log_p_ND: Tensor) -> Tensor:
+    """KL where drafts are bad, total variation where they are good (LK, 2602.23881): the share of KL is exp(-3 α), not
+    differentiated."""
+    alpha_N = acceptance(z_ND, log_p_ND)
+    share_N = torch.exp(-3 * alpha_N.detach())
+    return share_N * forward_kl(z_ND, log_p_ND) + (1 - share_N) * (1 - alpha_N)
+
+
+LOWEST_LOG = -80.0  # e^-80 is still a float32
+
 LOSSES: dict[str, PositionLoss] = {
     "forward_kl": forward_kl,
+    "reverse_kl": reverse_kl,
+    "jensen_shannon": jensen_shannon,
     "total_variation": total_variation,
+    "negative_log_acceptance": negative_log_acceptance,
+    "lk_hybrid": lk_hybrid,
 }
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import get_args
 
 import pytest
 import torch
@@ -10,6 +11,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from spectrain.drafters.objective import LossName
 from spectrain.losses import LOSSES, acceptance, depth_weights, forward_kl, head_loss, supervised, total_variation
 
 N, H, D, V = 23, 6, 11, 17
@@ -59,6 +61,46 @@ def test_values_by_hand():
     assert total_variation(z, log_p).tolist() == pytest.approx([0.25])
     assert forward_kl(z, log_p).tolist() == pytest.approx([1.75 * math.log(2)])
     assert (forward_kl(z, log_p) - forward_kl(log_p, log_p)).item() == pytest.approx(0.25 * math.log(2))  # KL(p||q)
+
+
+def test_the_other_divergences_by_hand():
+    p, q = torch.tensor([[0.5, 0.25, 0.25]]), torch.tensor([[0.25, 0.25, 0.5]])
+    z, log_p = q.log() - 1.0, p.log()
+    assert LOSSES["reverse_kl"](z, log_p).tolist() == pytest.approx([0.25 * math.log(2)])
+    halves = 0.5 * (0.5 * math.log(4 / 3) + 0.25 * math.log(2 / 3)) * 2
+    assert LOSSES["jensen_shannon"](z, log_p).tolist() == pytest.approx([halves])
+    assert LOSSES["negative_log_acceptance"](z, log_p).tolist() == pytest.approx([-math.log(0.75)])
+    share = math.exp(-3 * 0.75)
+    want = share * 1.75 * math.log(2) + (1 - share) * 0.25
+    assert LOSSES["lk_hybrid"](z, log_p).tolist() == pytest.approx([want])
+
+
+def test_the_divergence_of_jensen_and_shannon_counts_what_no_column_covers():
+    """All of p outside the columns: as far apart as laws can be."""
+    log_p = torch.full((1, 2), -torch.inf)
+    assert LOSSES["jensen_shannon"](torch.zeros(1, 2), log_p).item() == pytest.approx(math.log(2))
+
+
+def test_the_logarithm_of_acceptance_still_pulls_where_total_variation_does_not():
+    log_p = torch.tensor([[0.0, -torch.inf]])
+    z = torch.tensor([[-20.0, 0.0]], requires_grad=True)
+    pulls = [torch.autograd.grad(LOSSES[n](z, log_p).sum(), z)[0].abs().max().item()
+             for n in ("total_variation", "negative_log_acceptance")]  # fmt: skip
+    assert pulls[0] < 1e-7
+    assert pulls[1] == pytest.approx(1.0, abs=1e-3)
+
+
+def test_the_share_of_the_hybrid_is_not_differentiated():
+    log_p = torch.tensor([[0.7, 0.2, 0.1]]).log()
+    z = torch.tensor([[0.1, 0.4, -0.3]], requires_grad=True)
+    share = math.exp(-3 * acceptance(z, log_p).item())
+    grads = {n: torch.autograd.grad(LOSSES[n](z, log_p).sum(), z)[0]
+             for n in ("forward_kl", "total_variation", "lk_hybrid")}  # fmt: skip
+    torch.testing.assert_close(grads["lk_hybrid"], share * grads["forward_kl"] + (1 - share) * grads["total_variation"])
+
+
+def test_every_loss_can_be_chosen():
+    assert set(get_args(LossName)) == set(LOSSES)
 
 
 def test_mass_outside_the_columns_counts_as_rejected_and_pulls_at_nothing():

@@ -18,12 +18,16 @@ from spectrain.heads import OutputHead, soft_capped
 from spectrain.losses import LOSSES, PositionLoss, RowsLoss, head_loss
 from spectrain.target import FeatureBatch
 
+LossName = Literal[
+    "forward_kl", "reverse_kl", "jensen_shannon", "total_variation", "negative_log_acceptance", "lk_hybrid"
+]  # fmt: skip
+
 
 class LossConfig(BaseModel):
     """Which per-position loss, what else counts beside it, and how much later depths count."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
-    name: Literal["forward_kl", "total_variation"] = "forward_kl"
+    name: LossName = "forward_kl"
     weight: float = Field(1.0, ge=0, description="weight of that loss")
     regression: float = Field(
         1.0, ge=0, description="weight of the distance to the target's features, where a drafter predicts them"
