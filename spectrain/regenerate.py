@@ -16,6 +16,7 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, Field
 from tqdm import tqdm
 
+from spectrain.attention import context
 from spectrain.data.conversations import Conversation, render_prompt
 from spectrain.data.split import conversations_digest
 from spectrain.decoding import generate_batch
@@ -114,7 +115,7 @@ def _seed(seed: int, conversation: str) -> int:
 
 
 def _check_room(target: Target, prompts: dict[str, list[int]], max_new_tokens: int) -> None:
-    limit = getattr(target.config, "max_position_embeddings", None)
+    limit = context(target.config)
     for name, ids in prompts.items():
         if limit is not None and len(ids) + max_new_tokens > limit:
             raise SpectrainError(

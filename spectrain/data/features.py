@@ -18,6 +18,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 from tqdm import tqdm
 
+from spectrain.attention import context
 from spectrain.data.conversations import EncodedRow
 from spectrain.errors import SpectrainError
 from spectrain.files import atomic_file, file_digest, json_digest, write_json
@@ -83,7 +84,7 @@ def extract_features(folder: Path, rows: Sequence[EncodedRow], target: Target, k
 
 
 def _check_lengths(rows: Sequence[EncodedRow], target: Target) -> None:
-    limit = getattr(target.config, "max_position_embeddings", None)
+    limit = context(target.config)
     for row in rows:
         if limit is not None and len(row.ids) > limit:
             raise SpectrainError(

@@ -69,8 +69,8 @@ class DraftOutput:
 class Probes:
     """Extra nodes that the target evaluates and that are never verified, numbered on from the proposal's own.
 
-    None is more than ``depth`` below the pending token. The target's most likely tokens after the last ``answers`` of
-    them come back with what was committed.
+    None is more than ``depth`` below the pending token. The target's most likely tokens after the last ``answers`` (one
+    or more) of them come back with what was committed.
     """
 
     tokens_BN: Tensor

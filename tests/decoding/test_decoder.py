@@ -100,7 +100,7 @@ def test_plain_decoding_in_a_batch_is_plain_decoding(pair, tools):
     assert [[r.committed for r in result.rounds] for result in got] == [[1] * (len(r.tokens) - 1) for r in pair.want]
 
 
-@pytest.mark.parametrize("seed", range(10))
+@pytest.mark.parametrize("seed", range(7))
 def test_every_way_a_round_can_go_leaves_plain_decoding(tiny_target, tools, seed):
     """Random nodes right, wrong or absent, in trees of random shape: paths are gathered from everywhere."""
     target = tiny_target("mistral", layers=2, seed=seed)
@@ -167,7 +167,7 @@ def test_the_third_greedy_token_ends_the_answer(target, tools, kind, shape):
 @pytest.mark.parametrize("kind", [*KINDS, "self"])
 def test_wherever_the_answer_ends_it_ends_as_plain_decoding_does(target, tools, kind):
     free = [tools.plain(target, prompt) for prompt in tools.PROMPTS]
-    for number, eos in enumerate(sorted(set(free[0].tokens))[:6]):
+    for number, eos in enumerate(sorted(set(free[0].tokens))[:4]):
         want = [result.tokens[: result.tokens.index(eos) + 1] if eos in result.tokens else result.tokens
                 for result in free]  # fmt: skip
         shape = tools.SHAPES["static" if number % 2 else "chain"]
@@ -268,11 +268,11 @@ def test_a_target_that_drafts_for_itself_is_always_accepted(tiny_target, archite
     """Case C22: every depth, k + 1 tokens a round."""
     target = tiny_target(architecture, layers=2)
     for k in (1, 2, 3, 4, 5):
-        count = 1 + 3 * (k + 1)
+        count = 1 + 2 * (k + 1)
         results = tools.batch(target, tools.SelfDrafter(target), Chain(k), tools.PROMPTS[:2], count, sampler,
                               verification=rule)  # fmt: skip
         for result in results:
-            assert [(r.proposed, r.accepted, r.committed) for r in result.rounds] == [(k, k, k + 1)] * 3
+            assert [(r.proposed, r.accepted, r.committed) for r in result.rounds] == [(k, k, k + 1)] * 2
         if sampler.greedy:
             assert results[0].tokens == tools.plain(target, count=count).tokens
 
