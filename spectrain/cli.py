@@ -85,6 +85,34 @@ def evaluate(arguments: Sequence[str], name: str = "spectrain evaluate") -> None
         "      --verification token,block --output runs/trees",
     )
     parser.add_argument("bundle", help="a bundle folder or a Hub id")
+    _measurement(parser)
+    options = parser.parse_args(arguments)
+    from spectrain.commands import evaluate as command
+
+    _announce(command(options))
+
+
+def compare(arguments: Sequence[str], name: str = "spectrain compare") -> None:
+    """Rank several bundles on held-out chats."""
+    parser = _parser(
+        name,
+        "Measure several bundles of one target, and drafters that need no training, on the same held-out chats in one\n"
+        "run, and rank them by tokens per device-second; those that the clock cannot tell apart share a rank.\n"
+        "Interrupted, the same command goes on with the next chat.",
+        f"{name} runs/eagle3/bundle runs/medusa/bundle --traffic chats.jsonl --k 3,5 --output runs/leaderboard",
+    )
+    parser.add_argument("bundles", nargs="+", metavar="BUNDLE", help="bundle folders or Hub ids, all of one target")
+    parser.add_argument("--baselines", default="ngram,lookahead", metavar="NAMES",
+                        help="drafters without training, with commas, or none (default: %(default)s)")  # fmt: skip
+    _measurement(parser)
+    options = parser.parse_args(arguments)
+    from spectrain.commands import compare as command
+
+    _announce(command(options))
+
+
+def _measurement(parser: argparse.ArgumentParser) -> None:
+    """What is measured, on what."""
     formats = "held-out chats: .jsonl, .json, .parquet"
     parser.add_argument("--traffic", required=True, nargs="+", metavar="FILE", help=formats)
     parser.add_argument("--output", required=True, metavar="DIR", help="where acceptance.json and the reports go")
@@ -99,10 +127,6 @@ def evaluate(arguments: Sequence[str], name: str = "spectrain evaluate") -> None
     parser.add_argument("--conversations", type=int, help="measure this many, spread over the kinds (default: all)")
     parser.add_argument("--dtype", default="float32", help="dtype of the target (default: %(default)s)")
     parser.add_argument("--seed", type=int, default=0, help="seed of sampling and of the order (default: %(default)s)")
-    options = parser.parse_args(arguments)
-    from spectrain.commands import evaluate as command
-
-    _announce(command(options))
 
 
 def exactness(arguments: Sequence[str], name: str = "spectrain exactness") -> int:
@@ -194,6 +218,7 @@ COMMANDS: dict[str, Callable[..., int | None]] = {
     "train": train,
     "run": run,
     "evaluate": evaluate,
+    "compare": compare,
     "exactness": exactness,
     "report": report,
     "convert-gguf": convert_gguf,
@@ -214,7 +239,7 @@ def guarded(command: Callable[..., int | None], arguments: Sequence[str], name: 
         print(f"error: {error}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
-        resumed = command in (prepare, train, run, evaluate)
+        resumed = command in (prepare, train, run, evaluate, compare)
         print("interrupted" + ("; the same command goes on from here" if resumed else ""), file=sys.stderr)
         return 130
     except Exception as error:

@@ -15,14 +15,15 @@ from spectrain.drafters import Drafter
 from spectrain.drafters.ngram import NgramConfig, NgramDrafter
 from spectrain.errors import SpectrainError
 from spectrain.evaluation.acceptance import AcceptanceConfig
-from spectrain.evaluation.exactness import ExactnessConfig, compare, render
+from spectrain.evaluation.bundles import compare_bundles, evaluate_bundle, parse_baselines, resolve_bundles
+from spectrain.evaluation.exactness import ExactnessConfig, render
+from spectrain.evaluation.exactness import compare as compare_outputs
 from spectrain.evaluation.workbench import prompts_of
 from spectrain.exact.sampler import Sampler
 from spectrain.files import write_json
 from spectrain.interop.gguf import convert_gguf as convert
 from spectrain.interop.gguf import package_folder
 from spectrain.manifest import read_manifest
-from spectrain.pipeline import evaluate_bundle
 from spectrain.shapes import Children, DynamicTree, StaticTree
 from spectrain.target import Target, load_target
 
@@ -32,8 +33,27 @@ Settings = TypeVar("Settings", bound=BaseModel)
 
 def evaluate(options: argparse.Namespace) -> Path:
     """Measure a bundle on chat files; the path of acceptance.json."""
+    config = _measurement(options)
+    conversations = load_conversations(options.traffic)
+    folder = resolve_bundle(options.bundle)
+    target = _target(options, folder)
+    return evaluate_bundle(folder, target, conversations, config, Path(options.output),
+                           traffic=_traffic(options), baselines=(NgramConfig(),))  # fmt: skip
+
+
+def compare(options: argparse.Namespace) -> Path:
+    """Measure several bundles and the baselines on chat files; the path of acceptance.json."""
+    config, baselines = _measurement(options), parse_baselines(options.baselines)
+    conversations = load_conversations(options.traffic)
+    folders = resolve_bundles(options.bundles)
+    target = _target(options, next(iter(folders.values())))
+    return compare_bundles(folders, target, conversations, config, Path(options.output),
+                           traffic=_traffic(options), baselines=baselines)  # fmt: skip
+
+
+def _measurement(options: argparse.Namespace) -> AcceptanceConfig:
     temperatures = _numbers(options.temperature, "--temperature", float)
-    config = _settings(
+    return _settings(
         AcceptanceConfig,
         k=tuple(_numbers(options.k, "--k", int)),
         trees=_trees(options.tree),
@@ -43,12 +63,10 @@ def evaluate(options: argparse.Namespace) -> Path:
         max_new_tokens=options.max_new_tokens,
         seed=options.seed,
     )
-    conversations = load_conversations(options.traffic)
-    folder = resolve_bundle(options.bundle)
-    target = _target(options, folder)
-    traffic = ", ".join(Path(path).name for path in options.traffic)
-    return evaluate_bundle(folder, target, conversations, config, Path(options.output), traffic=traffic,
-                           baselines=(NgramConfig(),))  # fmt: skip
+
+
+def _traffic(options: argparse.Namespace) -> str:
+    return ", ".join(Path(path).name for path in options.traffic)
 
 
 def exactness(options: argparse.Namespace) -> int:
@@ -74,7 +92,7 @@ def exactness(options: argparse.Namespace) -> int:
             print(f"note: {note}", flush=True)
         drafters[contents.manifest.drafter["type"]] = drafter
     prompts = prompts_of(target, conversations, config.prompts, config.max_new_tokens, config.seed)
-    document = compare(target, drafters, prompts, config)
+    document = compare_outputs(target, drafters, prompts, config)
     print(render(document))
     if options.output:
         # A local path says where the model lay on this machine, not what it is.

@@ -8,33 +8,26 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property
-from importlib.metadata import version
 from pathlib import Path
-from typing import Any
 
 import torch
 from accelerate import PartialState
 
-from spectrain.bundle import BundleContents, load_drafter, save_drafter
+from spectrain.bundle import save_drafter
 from spectrain.config import Recipe
 from spectrain.data.conversations import Conversation, EncodedRow, encode_all, load_conversations
 from spectrain.data.features import FeatureStore, extract_features, store_key
 from spectrain.data.split import check_leaks, conversations_digest, split_conversations
-from spectrain.drafters import AnyDrafterConfig, Drafter, family_of
+from spectrain.drafters import family_of
 from spectrain.errors import SpectrainError
-from spectrain.evaluation.acceptance import AcceptanceConfig, measure, teacher_forced_rows
-from spectrain.evaluation.report import render_report
-from spectrain.evaluation.summary import summarise
-from spectrain.evaluation.workbench import device_name
+from spectrain.evaluation.acceptance import AcceptanceConfig
+from spectrain.evaluation.bundles import evaluate_bundle
 from spectrain.files import atomic_folder, file_digest, write_json
 from spectrain.regenerate import regenerate
 from spectrain.target import Target, load_target
 from spectrain.training import Trainer
-
-LIBRARIES = ("spectrain", "torch", "transformers", "accelerate", "tokenizers")
 
 
 @dataclass(frozen=True)
@@ -171,53 +164,7 @@ class Run:
         return path
 
 
-def evaluate_bundle(bundle: Path, target: Target, conversations: Sequence[Conversation], config: AcceptanceConfig,
-                    output: Path, *, traffic: str, baselines: Sequence[AnyDrafterConfig] = (),
-                    progress: bool = True) -> Path:  # fmt: skip
-    """Measure a bundle beside plain decoding and baselines; the path of ``acceptance.json`` (reports beside it)."""
-    drafter, contents, notes = load_drafter(bundle, target)
-    for note in notes:
-        print(f"note: {note}", flush=True)
-    family = contents.manifest.drafter["type"]
-    drafters: dict[str, Drafter] = {b.type: family_of(b)(b) for b in baselines} | {family: drafter}
-    identity = {
-        "weights": contents.manifest.target.weights_digest,
-        "bundle": contents.manifest.files["model.safetensors"],
-        "baselines": [b.model_dump(mode="json") for b in baselines],
-    }
-    raw = output / "evaluation"
-    samples = measure(target, drafters, conversations, config, raw, identity, progress=progress)
-    context = _context(target, contents, config, samples, traffic, conversations, raw)
-    context["teacher_forced"] = teacher_forced_rows(raw, sorted({s["conversation"] for s in samples}))
-    document = summarise(samples, context=context)
-    path = output / "acceptance.json"
-    write_json(path, document)
-    render_report(path, output)
-    return path
-
-
 def _holds(folder: Path, source: Path) -> bool:
     """Whether every file of ``source`` is in ``folder`` as it is there."""
     names = [path.relative_to(source) for path in source.rglob("*") if path.is_file()]
     return all((folder / n).is_file() and file_digest(folder / n) == file_digest(source / n) for n in names)
-
-
-def _context(target: Target, contents: BundleContents, config: AcceptanceConfig, samples: Sequence[dict[str, Any]],
-             traffic: str, conversations: Sequence[Conversation], raw: Path) -> dict[str, Any]:  # fmt: skip
-    manifest = contents.manifest
-    measured_threads = json.loads((raw / "samples.json").read_text(encoding="utf-8"))["threads"]
-    measured = {sample["conversation"] for sample in samples}
-    return {
-        # A local path says where the model lay on this machine, not what it is.
-        "target": {"name": Path(target.name).name if Path(target.name).exists() else target.name,
-                   "architecture": manifest.target.architecture, "weights": manifest.target.weights_digest},
-        "drafter": {"name": manifest.drafter["type"], **{k: v for k, v in manifest.drafter.items() if k != "type"},
-                    **({"tap_layers": list(manifest.taps)} if manifest.taps else {})},
-        "traffic": {"name": traffic, "conversations": len(measured),
-                    "digest": conversations_digest([c for c in conversations if c.id in measured])},
-        "device": {"name": device_name(target.device), "threads": measured_threads,
-                   "dtype": str(target.dtype).removeprefix("torch.")},
-        "versions": {name: version(name) for name in LIBRARIES},
-        "max_new_tokens": config.max_new_tokens,
-        "seed": config.seed,
-    }  # fmt: skip

@@ -25,9 +25,12 @@ ABSENT = -2  # the parent of a node that was not proposed
 Children = Literal["distinct", "independent", "chosen"]
 
 
-def _whole(value: object, name: str, lowest: int = 1) -> None:
-    if type(value) is not int or value < lowest:
-        raise SpectrainError(f"{name} is {value!r}; expected a whole number of at least {lowest}")
+MOST = 4096  # nodes of a proposal: what a round holds grows with it
+
+
+def _whole(value: object, name: str) -> None:
+    if type(value) is not int or not 1 <= value <= MOST:
+        raise SpectrainError(f"{name} is {value!r}; expected a whole number from 1 to {MOST}")
 
 
 @dataclass(frozen=True)
@@ -74,7 +77,13 @@ class StaticTree:
     children: Children = "distinct"
 
     def __post_init__(self) -> None:
-        paths = [tuple(path) for path in self.paths]
+        listed = self.paths if isinstance(self.paths, tuple | list) else ()
+        odd = next((path for path in listed if not isinstance(path, tuple | list)), None)
+        if odd is not None:
+            raise SpectrainError(f"tree path {odd!r}: expected a sequence of ranks; a tree of one node is ((0,),)")
+        paths = [tuple(path) for path in listed]
+        if len(paths) > MOST:
+            raise SpectrainError(f"a static tree has {len(paths)} nodes; expected at most {MOST}")
         if not paths:
             raise SpectrainError("a static tree has no paths; expected at least ((0,),)")
         known = set(paths)
@@ -173,7 +182,8 @@ def check_shape(shape: Shape, *, deepest: int | None, columns: int | None, trees
         what = f"tree path {list(shape.paths[-1])} has" if isinstance(shape, StaticTree) else f"{shape.describe()} has"
         raise SpectrainError(f"{what} depth {shape.depth}, {name} drafts at most {deepest} tokens ahead")
     if columns is not None and shape.widest > columns:
-        path = next((f"tree path {list(p)}" for p in getattr(shape, "paths", ()) if p[-1] >= columns), shape.describe())
+        wide = f"the top_k {shape.widest} of a {shape.describe()}"
+        path = next((f"tree path {list(p)}" for p in getattr(shape, "paths", ()) if p[-1] >= columns), wide)
         raise SpectrainError(f"{path} is beyond the {columns} tokens that {name} can propose")
 
 

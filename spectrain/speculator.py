@@ -53,6 +53,11 @@ class Answer:
     trace: Generation
 
     @property
+    def lossy(self) -> bool:
+        """Whether the verification that was asked for does not keep the target's law."""
+        return self.trace.lossy
+
+    @property
     def tokens_per_round(self) -> float | None:
         """Committed tokens a round (τ), the target's own included; None when the first token was the last."""
         rounds = self.trace.rounds
@@ -71,7 +76,7 @@ class Piece:
 def load_bundle(
     bundle: str | Path,
     *,
-    target: str | Target | None = None,
+    target: str | Path | Target | None = None,
     revision: str | None = None,
     dtype: str = "float32",
     device: str | None = None,
@@ -81,10 +86,13 @@ def load_bundle(
     ``target`` is a folder, a Hub id or a loaded one; by default the one that the bundle was trained for.
     Raises SpectrainError when either is damaged or they do not belong together.
     """
+    for what, given, kinds in (("bundle", bundle, str | Path), ("target", target, str | Path | Target | None)):
+        if not isinstance(given, kinds):
+            raise SpectrainError(f"{what} {type(given).__name__}: expected a folder or a Hub id (or a loaded Target)")
     folder = resolve_bundle(bundle, revision)
     recorded = read_manifest(folder).target
     if not isinstance(target, Target):
-        name = target or recorded.name
+        name = str(target) if target else recorded.name
         if not name:
             raise SpectrainError(f"{folder} does not say which target it belongs to; give target=")
         at = recorded.revision if name == recorded.name else None
@@ -105,7 +113,8 @@ def generate(speculator: Speculator, prompt: Any, **settings: Any) -> Any:
     ``settings``: ``max_new_tokens`` (256), ``temperature`` (0: greedy), ``top_k``, ``top_p``, ``k`` (draft tokens a
     round, 5) or ``shape`` (a tree), ``min_new_tokens``, ``stop`` (strings), ``eos_ids``, ``seed``, ``penalties``,
     ``verification``. The answer has the target's own law under these settings, whatever the drafter; only
-    ``verification="typical_lossy"`` gives that up.
+    ``verification="typical_lossy"`` gives that up, and says so in ``answer.lossy``. Prompt i of a list draws from
+    ``seed`` + i. ``timed=True`` waits for the device between the parts of a round, so that their seconds are true.
     """
     many = _is_batch(prompt)
     prompts = [_ids(one, speculator.target) for one in (prompt if many else [prompt])]
@@ -121,7 +130,14 @@ def stream(speculator: Speculator, prompt: Prompt, **settings: Any) -> Iterator[
 
     With stop strings, text that could still be the beginning of one is held back.
     """
-    decoding = _decoding(speculator, [_ids(prompt, speculator.target)], settings)
+    if _is_batch(prompt):
+        raise SpectrainError(
+            "stream answers one prompt: a text, token ids, or a chat; use generate for a list of prompts"
+        )
+    return _pieces(speculator, _decoding(speculator, [_ids(prompt, speculator.target)], settings))
+
+
+def _pieces(speculator: Speculator, decoding: Decoding) -> Iterator[Piece]:
     text, given = "", 0
     reader = TextStream(speculator.target.tokenizer)
     for (event,) in decoding:
@@ -131,6 +147,12 @@ def stream(speculator: Speculator, prompt: Prompt, **settings: Any) -> Iterator[
         final = len(text) if event.finished else len(text) - _begun(text, decoding.stop)
         yield Piece(event.tokens, text[given:final], event.finished)
         given = final
+
+
+def _seeds(seed: Any, count: int) -> list[int]:
+    if type(seed) is not int:
+        raise SpectrainError(f"seed {seed!r}: expected a whole number")
+    return [seed + number for number in range(count)]
 
 
 def _begun(text: str, words: Sequence[str]) -> int:
@@ -155,6 +177,8 @@ def _decoding(speculator: Speculator, prompts: list[list[int]], settings: Mappin
     deepest = DEFAULT_K if drafter is None or drafter.deepest is None else min(DEFAULT_K, drafter.deepest)
     shape: Shape = own["shape"] or Chain(deepest if own["k"] is None else own["k"])
     more = {name: value for name, value in settings.items() if name in passed}
+    if more.get("stop", ()) is None:
+        more["stop"] = ()
     return Decoding(
         speculator.target,
         drafter,
@@ -162,24 +186,41 @@ def _decoding(speculator: Speculator, prompts: list[list[int]], settings: Mappin
         sampler=Sampler(own["temperature"], own["top_k"], own["top_p"]),
         shape=shape,
         max_new_tokens=own["max_new_tokens"],
-        seeds=[own["seed"] + number for number in range(len(prompts))],
+        seeds=_seeds(own["seed"], len(prompts)),
         **{"timed": False, **more},
     )
 
 
 def _is_batch(prompt: Any) -> bool:
-    return not isinstance(prompt, str) and not (prompt and isinstance(prompt[0], int | Mapping))
+    """Whether this is a list of prompts: anything in a list that is no token id and no message of a chat."""
+    if isinstance(prompt, str):
+        return False
+    if not isinstance(prompt, list | tuple):
+        raise SpectrainError(
+            f"the prompt is a {type(prompt).__name__}; expected text, a list of token ids, a chat (a list of messages "
+            "with role and content), or a list of those"
+        )
+    return not (prompt and isinstance(prompt[0], int | float | Mapping))
 
 
 def _ids(prompt: Any, target: Target) -> list[int]:
     if isinstance(prompt, str):
-        return list(target.tokenizer(prompt)["input_ids"])
+        try:
+            return list(target.tokenizer(prompt)["input_ids"])
+        except TypeError as error:  # half a surrogate pair is no text
+            raise SpectrainError(f"the prompt {prompt!r:.200} is no text that can be encoded: {error}") from error
+    if not isinstance(prompt, list | tuple):
+        raise SpectrainError(f"prompt {prompt!r:.200}: expected text, a list of token ids, or a chat")
     if prompt and isinstance(prompt[0], Mapping):
-        for turn in prompt:
-            if set(turn) != {"role", "content"} or not all(isinstance(value, str) for value in turn.values()):
-                raise SpectrainError(f"a chat's message is {dict(turn)!r:.200}; expected role and content, both text")
-        return render_prompt([Message(turn["role"], turn["content"]) for turn in prompt], target.tokenizer)
+        return render_prompt([_message(turn) for turn in prompt], target.tokenizer)
     return list(prompt)
+
+
+def _message(turn: Any) -> Message:
+    fits = isinstance(turn, Mapping) and set(turn) == {"role", "content"}
+    if not fits or not all(isinstance(value, str) for value in turn.values()):
+        raise SpectrainError(f"a chat's message is {turn!r:.200}; expected role and content, both text")
+    return Message(turn["role"], turn["content"])
 
 
 def _answer(result: Generation, target: Target) -> Answer:

@@ -229,6 +229,17 @@ class Target:
             )
 
 
+def _device(name: str | None) -> torch.device:
+    if name is None:
+        return (torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None) or torch.device(
+            "cpu"
+        )
+    try:
+        return torch.empty(0, device=name).device
+    except Exception as error:  # each backend has its own way to say that it is not there
+        raise SpectrainError(f"device {name!r} cannot be used here: {error}; use cpu, or leave it out") from error
+
+
 def load_target(name: str, *, revision: str | None = None, dtype: str = "float32", device: str | None = None,
                 attention: str | None = None) -> Target:  # fmt: skip
     """Load a causal language model and its tokenizer from a folder or the Hub; no remote code is ever run.
@@ -239,6 +250,7 @@ def load_target(name: str, *, revision: str | None = None, dtype: str = "float32
     folder, commit = resolve_model(name, revision)
     if not (folder / "config.json").is_file():
         raise SpectrainError(f"target folder {str(folder)!r} has no config.json; expected a transformers model folder")
+    place, dtype = _device(device), str(dtype).removeprefix("torch.")
     kind = getattr(torch, dtype, None)
     if not isinstance(kind, torch.dtype) or not kind.is_floating_point:
         raise SpectrainError(f"target.dtype {dtype!r} is not a torch dtype; use float32, bfloat16 or float16")
@@ -266,6 +278,4 @@ def load_target(name: str, *, revision: str | None = None, dtype: str = "float32
         raise SpectrainError(
             f"target {name!r} has no tokenizer files; put tokenizer.json and its config beside the model"
         )
-    if device is None:
-        device = str(torch.accelerator.current_accelerator() or "cpu") if torch.accelerator.is_available() else "cpu"
-    return Target(model.to(device), tokenizer, name=name, folder=folder, revision=commit)
+    return Target(model.to(place), tokenizer, name=name, folder=folder, revision=commit)

@@ -364,6 +364,67 @@ def test_an_evaluation_begun_with_other_settings_is_named(fails, evaluate, tmp_p
     assert {path: path.read_bytes() for path in (tmp_path / "out").rglob("*") if path.is_file()} == before
 
 
+# --- comparison ---------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def compare(evaluate, bundle, tmp_path):
+    """Arguments of a comparison of a bundle with its copy; keywords as for ``evaluate``."""
+    copy = shutil.copytree(bundle, tmp_path / "copy")
+
+    def compare(*more, **changes):
+        first, *options = evaluate(**changes)
+        return [str(part) for part in (first, *(more or (copy,)), *options)]
+
+    return compare
+
+
+def test_bundles_are_ranked_beside_the_baselines(compare, tmp_path, capsys):
+    assert cli.guarded(cli.compare, compare(max_new_tokens=6, temperature="0,1"), "x") == 0
+    assert f"measured: {tmp_path / 'out' / 'acceptance.json'}" in capsys.readouterr().out
+    document = read_document(tmp_path / "out" / "acceptance.json")
+    own = [f"eagle3 ({tmp_path.name}/{folder})" for folder in ("bundle", "copy")]
+    for block in document["samplers"]:
+        drafters = [c["drafter"] for c in block["contenders"]]
+        assert drafters == ["plain", "ngram", "lookahead", *own]
+        assert {row["drafter"] for row in block["leaderboard"]["ranked"]} == set(drafters)
+    assert {p.name for p in (tmp_path / "out").glob("report.*")} == {"report.html", "report.md", "report.png"}
+    assert "| rank | contender |" in (tmp_path / "out" / "report.md").read_text(encoding="utf-8")
+
+
+def test_baselines_are_chosen(compare, fails, tmp_path):
+    found = fails(cli.compare, *compare(baselines="ngram,eagle3"))
+    assert found == "error: --baselines 'ngram,eagle3': 'eagle3' is none; expected some of lookahead, ngram, or none"
+    assert cli.guarded(cli.compare, compare(baselines="none"), "x") == 0
+    (block,) = read_document(tmp_path / "out" / "acceptance.json")["samplers"]
+    assert len(block["contenders"]) == 1 + 2
+
+
+def test_bundles_that_cannot_be_compared_are_named(compare, fails, bundle, chat_folder, tmp_path):
+    manifest = json.loads((tmp_path / "copy" / MANIFEST_FILE).read_text())
+    manifest["target"]["config_digest"] = "x"
+    (tmp_path / "copy" / MANIFEST_FILE).write_text(json.dumps(manifest))
+    for arguments, message in (
+        (compare(), f"{tmp_path / 'copy'} does not belong to the target of {bundle} (target config_digest: "),
+        (compare(bundle), f"bundle {bundle} is given twice"),
+        (compare(chat_folder), f"{chat_folder} is no bundle: it has no spectrain.json"),
+        (compare("/no/such/bundle"), "/no/such/bundle is neither a folder nor a Hub id"),
+        (compare(k=0), "--k: Input should be greater than or equal to 1 (found 0)"),
+        (compare(traffic="none.jsonl"), "none.jsonl: no such file"),
+    ):
+        assert message in fails(cli.compare, *arguments)
+    assert not (tmp_path / "out").exists()
+
+
+def test_an_interrupted_comparison_says_that_the_same_command_goes_on(compare, monkeypatch, capsys):
+    def stopped(*arguments, **keywords):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(acceptance, "generate_plain", stopped)
+    assert cli.guarded(cli.compare, compare(), "x") == 130
+    assert "the same command goes on from here" in capsys.readouterr().err
+
+
 # --- exactness ----------------------------------------------------------------------------------------------------
 
 

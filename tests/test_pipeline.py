@@ -342,7 +342,3 @@ def test_a_hub_cache_is_not_written_to(again, tmp_path, chat_target):
     )
     assert path.is_file()
     assert not (snapshot / "acceptance.json").exists()
-
-
-def test_the_device_has_a_name():
-    assert pipeline.device_name(torch.device("cpu")).strip()

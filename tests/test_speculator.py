@@ -6,6 +6,7 @@ import subprocess
 import sys
 
 import pytest
+import torch
 
 import spectrain
 from spectrain import Chain, DynamicTree, Penalties, Speculator, StaticTree, generate, load_bundle, stream
@@ -122,6 +123,24 @@ def test_penalties_are_part_of_the_targets_law(speculator):
         ([{"role": "user"}], {}, "role and content"),
         ([{"role": "user", "content": 3}], {}, "role and content"),
         ([10**9], {}, "does not exist"),
+        ("x", {"stop": 5}, "stop 5"),
+        ("x", {"eos_ids": 2}, "eos_ids 2"),
+        ("x", {"eos_ids": [2.5]}, "eos_ids"),
+        ("x", {"shape": "dynamic"}, "shape 'dynamic'"),
+        ("x", {"k": 10**9}, "draft length"),
+        ("x", {"penalties": 1.2}, "penalties 1.2"),
+        ("x", {"seed": None}, "seed None"),
+        ("x", {"seed": -1}, "seed -1"),
+        ("x", {"max_new_tokens": True}, "max_new_tokens is True"),
+        (None, {}, "the prompt is a NoneType"),
+        ({"role": "user", "content": "x"}, {}, "the prompt is a dict"),
+        (torch.tensor([1, 2]), {}, "the prompt is a Tensor"),
+        (b"ab", {}, "the prompt is a bytes"),
+        ([1, "a"], {}, "holds 'a'"),
+        ([True, False], {}, "holds True"),
+        (["a", 5], {}, "prompt 5"),
+        ([{"role": "user", "content": "x"}, "y"], {}, "role and content"),
+        ("\ud83d", {}, "no text"),
     ],
 )
 def test_bad_requests_are_refused_with_a_reason(speculator, prompt, settings, message):
@@ -130,6 +149,47 @@ def test_bad_requests_are_refused_with_a_reason(speculator, prompt, settings, me
         return
     with pytest.raises(SpectrainError, match=message):
         generate(speculator, prompt, **{"max_new_tokens": 4, **settings})
+
+
+def test_stream_wants_one_prompt_and_says_so_at_once(speculator):
+    with pytest.raises(SpectrainError, match="one prompt"):
+        stream(speculator, ["a", "b"])
+    with pytest.raises(SpectrainError, match="draft length"):
+        stream(speculator, "a", k=-1)
+
+
+def test_an_answer_says_whether_it_is_lossy(speculator):
+    assert not generate(speculator, "hello", max_new_tokens=4).lossy
+    assert generate(speculator, "hello", max_new_tokens=4, verification="typical_lossy").lossy
+
+
+def test_a_prompt_of_a_list_draws_from_its_own_seed(speculator):
+    settings = {"max_new_tokens": 8, "temperature": 1.0}
+    together = generate(speculator, ["hello", "hello"], seed=7, **settings)
+    alone = [generate(speculator, "hello", seed=seed, **settings).tokens for seed in (7, 8)]
+    assert [answer.tokens for answer in together] == alone
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"target": object()}, "target object"),
+        ({"dtype": "float"}, None),
+        ({"dtype": "int8"}, "int8"),
+        ({"device": "banana"}, "device 'banana'"),
+    ],
+)
+def test_a_bundle_that_cannot_be_loaded_as_asked(finished_run, settings, message):
+    folder = finished_run / "run" / "bundle"
+    if message is None:
+        assert load_bundle(folder, **settings).target.dtype == torch.float32
+        return
+    with pytest.raises(SpectrainError, match=message):
+        load_bundle(folder, **settings)
+
+
+def test_a_torch_dtype_is_a_dtype(finished_run):
+    assert load_bundle(finished_run / "run" / "bundle", dtype=torch.float32).target.dtype == torch.float32
 
 
 def test_importing_spectrain_does_not_import_torch():

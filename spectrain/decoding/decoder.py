@@ -22,7 +22,7 @@ from spectrain.decoding.outcome import check_finite, evaluate
 from spectrain.decoding.requests import Options, check_request, uniform_stream
 from spectrain.decoding.stopping import Finish
 from spectrain.decoding.trace import Clock, Generation, Round
-from spectrain.decoding.verification import Verification, check_verification
+from spectrain.decoding.verification import Verification, check_verification, is_lossy
 from spectrain.drafters.base import Committed, Drafter, Proposal
 from spectrain.errors import SpectrainError
 from spectrain.exact.penalties import Penalties
@@ -74,6 +74,9 @@ class Decoding:
                  timed: bool = True) -> None:  # fmt: skip
         if len(seeds) != len(prompts):
             raise SpectrainError(f"{len(prompts)} prompts and {len(seeds)} seeds; expected one seed for each prompt")
+        for seed in seeds:
+            if type(seed) is not int or not 0 <= seed < 2**63:
+                raise SpectrainError(f"seed {seed!r}: expected a whole number from 0 to 2^63 - 1")
         for prompt in prompts:
             check_request(target, prompt, max_new_tokens)
         self.shape = _checked(drafter, shape, verification)
@@ -82,9 +85,10 @@ class Decoding:
                                    penalties)  # fmt: skip
         self._history = self._options.history(prompts)
         self._prompts = [list(prompt) for prompt in prompts]
-        self.results = [Generation(text="" if self._options.stop else None) for _ in prompts]
+        lossy = drafter is not None and is_lossy(verification)
+        self.results = [Generation(text="" if self._options.stop else None, lossy=lossy) for _ in prompts]
         self._running = list(range(len(prompts))) if max_new_tokens else []
-        self._cache, self._started = target.new_cache(len(prompts)), False
+        self._cache, self._started, self._broken = target.new_cache(len(prompts)), False, False
         self._endings = [self._options.stopping() for _ in prompts]
         self._streams = [uniform_stream(seed) for seed in seeds]
         self._clock = Clock(target.device, exact=timed)
@@ -92,8 +96,13 @@ class Decoding:
     @torch.inference_mode()
     def __iter__(self) -> Iterator[list[Emitted]]:
         while self._running:
+            if self._broken:
+                raise SpectrainError("a round of this decoding was interrupted, so it cannot go on; start it again")
             self.target.tap(self.drafter.tap_layers if self.drafter else ())  # another may have had its own meanwhile
-            yield self._round() if self._started else self._prefill()
+            self._broken = True
+            emitted = self._round() if self._started else self._prefill()
+            self._broken = False
+            yield emitted
 
     def _prefill(self) -> list[Emitted]:
         self._clock.lap()
@@ -136,6 +145,7 @@ class Decoding:
         self._observe([outcome.tokens[row] for row in rows], lambda: outcome.kept_features(rows), outcome.answers(rows))
         draft_s += clock.lap()
         total_s = draft_s + outcome.target_s + outcome.other_s + other_s
+        held = self.drafter.memory(self._state) if self.drafter is not None else 0
         for row, (i, event) in enumerate(zip(running, emitted, strict=True)):
             clipped = _clip(event.finished, limits[row] < self._depth)
             # Accepted draft tokens behind an end were never part of the answer.
@@ -153,6 +163,7 @@ class Decoding:
                 )
             )
             self.results[i].total_s += total_s
+            self.results[i].state_bytes = max(self.results[i].state_bytes, held)
         return emitted
 
     @property
@@ -225,13 +236,15 @@ class Decoding:
 
 
 def _checked(drafter: Drafter | None, shape: Shape | None, verification: Verification) -> Shape:
+    if shape is not None and not isinstance(shape, Shape):
+        raise SpectrainError(f"shape {shape!r}: expected a Chain, a StaticTree or a DynamicTree, for instance Chain(5)")
+    check_verification(verification, shape or Chain(1))
     if drafter is None:
         return Chain(1)  # never asked for
     if shape is None:
         raise SpectrainError("a drafter needs a shape to fill; give shape=Chain(5), for instance")
     check_shape(shape, deepest=drafter.deepest, columns=drafter.columns, trees=drafter.trees,
                 name=type(drafter).__name__)  # fmt: skip
-    check_verification(verification, shape)
     return shape
 
 

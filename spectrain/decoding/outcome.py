@@ -84,7 +84,7 @@ def evaluate(target: Target, cache: KeyValueCache, options: Options, shape: Shap
         absent_B1N = (proposal.parents_BN == ABSENT).unsqueeze(1)
         there_BN = there_BN & ~(layout.sees_BMX[:, 1 : N + 1, 1 : N + 1] & absent_B1N).any(-1)
     deepest_B = (depth_BM[:, 1:] * there_BN).amax(-1) if N else counts_B
-    # A row of p with a NaN has nothing else: the softmax spreads it.
+    # A row of p with a NaN has nothing else: the sampler spreads it.
     finite_B = features.hidden_BTH.isfinite().flatten(1).all(1) & p_BMV[..., 0].isfinite().all(1)
     columns = [accepted_B, token_B, there_BN.sum(-1), deepest_B, finite_B]
     host = torch.cat([torch.stack(columns, 1), path_BN, proposal.tokens_BN, answers_BA], 1).tolist()  # the one wait

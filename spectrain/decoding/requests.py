@@ -20,10 +20,13 @@ from spectrain.target import Target
 
 def check_request(target: Target, prompt_ids: Sequence[int], max_new_tokens: int) -> None:
     """Refuse an empty prompt, ids that do not exist, and a request longer than the target's context."""
-    if not isinstance(max_new_tokens, int) or max_new_tokens < 0:
+    if type(max_new_tokens) is not int or max_new_tokens < 0:
         raise SpectrainError(f"max_new_tokens is {max_new_tokens!r}; expected 0 or more")
     if len(prompt_ids) == 0:
         raise SpectrainError("the prompt has no tokens; a causal model needs at least one (BOS, for instance)")
+    odd = next((i for i in prompt_ids if type(i) is not int), None)
+    if odd is not None:
+        raise SpectrainError(f"the prompt holds {odd!r}; expected token ids, whole numbers")
     foreign = next((i for i in prompt_ids if not 0 <= i < target.tokenizer_size), None)
     if foreign is not None:
         raise SpectrainError(
@@ -38,6 +41,8 @@ def check_request(target: Target, prompt_ids: Sequence[int], max_new_tokens: int
 
 
 def _known(target: Target, eos_ids: Collection[int]) -> list[int]:
+    if not isinstance(eos_ids, Collection) or any(type(i) is not int for i in eos_ids):
+        raise SpectrainError(f"eos_ids {eos_ids!r}: expected a list of token ids, for instance [2]")
     foreign = next((i for i in eos_ids if not 0 <= i < target.tokenizer_size), None)
     if foreign is not None:
         raise SpectrainError(f"EOS id {foreign} does not exist; the tokenizer has ids 0 to {target.tokenizer_size - 1}")
@@ -67,10 +72,12 @@ class Options:
     def of(cls, target: Target, sampler: Sampler, max_new_tokens: int, eos_ids: Collection[int] | None,
            min_new_tokens: int, stop: str | Sequence[str],
            verification: Verification = "token", penalties: Penalties | None = None) -> Options:  # fmt: skip
-        if not isinstance(min_new_tokens, int) or not 0 <= min_new_tokens <= max_new_tokens:
+        if type(min_new_tokens) is not int or not 0 <= min_new_tokens <= max_new_tokens:
             raise SpectrainError(
                 f"min_new_tokens is {min_new_tokens!r}; expected 0 to max_new_tokens, {max_new_tokens}"
             )
+        if penalties is not None and not isinstance(penalties, Penalties):
+            raise SpectrainError(f"penalties {penalties!r}: expected Penalties(repetition=1.1), for instance")
         eos = _known(target, target.eos_ids if eos_ids is None else eos_ids)
         if min_new_tokens and len(eos) == target.tokenizer_size:
             raise SpectrainError("min_new_tokens forbids EOS, and eos_ids names every id; leave one out")

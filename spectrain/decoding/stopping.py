@@ -109,6 +109,8 @@ class Stopping:
 
 def check_stop(stop: str | Sequence[str]) -> tuple[str, ...]:
     """Stop strings as a tuple; an empty one would end every answer at once."""
+    if not isinstance(stop, str | Sequence):
+        raise SpectrainError(f"stop {stop!r}: expected a string or a list of strings")
     words = (stop,) if isinstance(stop, str) else tuple(stop)
     for word in words:
         if not isinstance(word, str) or not word:

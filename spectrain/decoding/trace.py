@@ -36,7 +36,8 @@ class Generation:
     """Generated ``tokens`` (the first one comes from the prefill), the rounds, and device seconds.
 
     ``text`` is the answer without its stop string, where stop strings were given. ``prefill_s`` is the target's part
-    of the prefill; ``total_s`` also holds the drafter's.
+    of the prefill; ``total_s`` also holds the drafter's. ``state_bytes`` is the most that the drafter's state, which
+    a batch shares, held after any of its rounds. ``lossy``: verification did not keep the target's law.
     """
 
     tokens: list[int] = field(default_factory=list)
@@ -46,6 +47,8 @@ class Generation:
     prefill_s: float = 0.0
     prefill_draft_s: float = 0.0
     total_s: float = 0.0
+    state_bytes: int = 0
+    lossy: bool = False
 
     @property
     def draft_s(self) -> float:

@@ -93,11 +93,12 @@ def _spread(q_XD: Tensor, size: int, columns_D: Tensor | None) -> Tensor:
 class _Level:
     """A level of a static tree: which nodes of the level above are extended, and which children they get."""
 
+    widest: int
     picks_W: Tensor  # the extended nodes, counted among the nodes of their own level
     above_W: Tensor  # their parents, counted among the nodes that were extended before them
-    rows: list[int]  # their rows in q
+    rows_W: Tensor  # their rows in q
     taken_C: Tensor  # the children, counted in [W, widest]
-    widest: int
+    parents_C: Tensor  # and their parents
 
 
 @lru_cache(maxsize=64)
@@ -112,8 +113,9 @@ def _plan(shape: StaticTree, device: torch.device) -> list[_Level]:
         above = [extended.index(shape.parents[parent]) if parent >= 0 else 0 for parent in parents]
         picks = [parent - starts[-2] for parent in parents]
         rows = [parent + 1 for parent in parents]
-        picks_W, above_W, taken_C = (torch.tensor(numbers, device=device) for numbers in (picks, above, taken))
-        plan.append(_Level(picks_W, above_W, rows, taken_C, widest))
+        below = [parent for parent, count in level for _ in range(count)]
+        listed = {"picks_W": picks, "above_W": above, "rows_W": rows, "taken_C": taken, "parents_C": below}
+        plan.append(_Level(widest, **{name: torch.tensor(numbers, device=device) for name, numbers in listed.items()}))
         extended = parents
         starts.append(starts[-1] + len(taken))
     return plan
@@ -127,9 +129,9 @@ def _static(
     B, chosen = len(uniforms_BN), sampler.greedy or shape.children == "chosen"
     tokens: list[Tensor] = []
     absent: list[Tensor] = []
-    laws: list[tuple[list[int], Tensor]] = []
-    start = 0
-    for level in _plan(shape, uniforms_BN.device)[:depth]:
+    laws: list[tuple[Tensor, Tensor]] = []
+    start, levels = 0, _plan(shape, uniforms_BN.device)[:depth]
+    for level in levels:
         if not tokens:
             logits_BWD = drafter.root(state)
         else:
@@ -144,7 +146,7 @@ def _static(
             uniforms_BWC[:, level.taken_C] = uniforms_BN[:, start:stop]  # each node's own, whatever its siblings
             uniforms_BWC = uniforms_BWC.view(B, -1, level.widest)
             column_BWC, missing_BWC = _draws(q_BWD, uniforms_BWC, distinct=shape.children == "distinct")
-            laws.append((level.rows, _spread(q_BWD, size, columns_D)))
+            laws.append((level.rows_W, _spread(q_BWD, size, columns_D)))
         column_BC = column_BWC.flatten(1)[:, level.taken_C]
         tokens.append(column_BC if columns_D is None else columns_D[column_BC])
         missing_BC = missing_BWC.flatten(1)[:, level.taken_C]
@@ -153,13 +155,13 @@ def _static(
         absent.append(missing_BC)
         start += len(level.taken_C)
     tokens_BN = torch.cat(tokens, 1)
-    parents_N = torch.tensor(shape.parents[:start], device=tokens_BN.device)
+    parents_N = torch.cat([level.parents_C for level in levels])
     parents_BN = torch.where(torch.cat(absent, 1), ABSENT, parents_N)
     q_BMV = None
     if laws:
         q_BMV = laws[0][1].new_zeros(B, start + 1, size)
-        for rows, q_BWV in laws:
-            q_BMV[:, rows] = q_BWV
+        for rows_W, q_BWV in laws:
+            q_BMV[:, rows_W] = q_BWV
     return Proposal(tokens_BN, parents_BN, q_BMV)
 
 

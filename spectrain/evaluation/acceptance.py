@@ -58,7 +58,7 @@ def measure(target: Target, drafters: dict[str, Drafter], conversations: Sequenc
 
     ``identity`` names what is measured (digests of target and bundle): a folder begun with another is an error.
     """
-    entries = contenders(drafters, config.k, config.trees, config.verification)
+    entries = contenders(drafters, config.k, config.trees, config.verification, leave_out=True)
     chosen = choose(conversations, config.conversations, config.seed)
     prompts = {c.id: _prompt(target, c, config.max_new_tokens) for c in chosen}
     key = {
@@ -124,10 +124,15 @@ def _conversation(target: Target, entries: Sequence[Contender], conversation: Co
                                             verification=entry.verification, **arguments)  # fmt: skip
         for entry in entries:
             sample = _sample(target, conversation, prompt, sampler, seed, entry, runs)
-            longest = entry.k == max(config.k) and entry.verification == config.verification[0]
-            if longest and isinstance(entry.drafter, TrainableDrafter):
+            if entry is _longest(entries, entry.family) and isinstance(entry.drafter, TrainableDrafter):
                 sample["teacher_forced"] = _teacher_forced(target, conversation, prompt, sampler, entry, runs[PLAIN])
             yield sample
+
+
+def _longest(entries: Sequence[Contender], family: str) -> Contender | None:
+    """The chain of a drafter that its teacher-forced scores go as deep as, under the first of its rules."""
+    chains = [entry for entry in entries if entry.family == family and entry.k]
+    return max(chains, key=lambda entry: entry.k or 0, default=None)
 
 
 def _teacher_forced(target: Target, conversation: Conversation, prompt: list[int], sampler: Sampler, entry: Contender,
@@ -163,6 +168,7 @@ def _sample(target: Target, conversation: Conversation, prompt: list[int], sampl
         "verify_s": run.verify_s,
         "overhead_s": run.overhead_s,
         "total_s": run.total_s,
+        "state_bytes": run.state_bytes,
         "equal_to_plain": equal,
         "first_difference": output_difference(target, prompt, run.tokens, plain.tokens) if equal is False else None,
     }

@@ -226,6 +226,11 @@ def _speedup(name: str, clusters: Clusters, plain: Clusters) -> dict[str, Any]:
     }
 
 
+def rate_ratio(own: Sequence[Sample], other: Sequence[Sample]) -> dict[str, Any]:
+    """Tokens per device-second of ``own`` ÷ those of ``other``, on the same conversations, resampled together."""
+    return _compare(_clusters(own), _clusters(other), _new_tokens, _total)
+
+
 def _compare(own: Clusters, plain: Clusters, above: Measure, below: Measure) -> dict[str, Any]:
     columns = [_sums(side, measure) for side in (own, plain) for measure in (above, below)]
     if len(own) < 2:

@@ -117,12 +117,27 @@ def _shape_record(shape: Shape | None) -> dict[str, Any] | None:
     return {"type": "dynamic tree", **size, "top_k": shape.top_k}
 
 
+@dataclass(frozen=True)
+class LeftOut:
+    """A draft that a drafter cannot fill, and why."""
+
+    drafter: str
+    draft: str
+    reason: str
+
+    def __str__(self) -> str:
+        return f"{self.drafter} {self.draft} is left out: {self.reason}"
+
+
 def contenders(drafters: dict[str, Drafter], lengths: Sequence[int],
-               trees: Sequence[StaticTree | DynamicTree] = (),
-               rules: Sequence[Verification] = ("token",)) -> list[Contender]:  # fmt: skip
+               trees: Sequence[StaticTree | DynamicTree] = (), rules: Sequence[Verification] = ("token",), *,
+               leave_out: bool = False) -> list[Contender]:  # fmt: skip
     """Plain decoding; every drafter at every length under every rule; every tree where a drafter fills trees.
 
-    Raises SpectrainError for a draft that a drafter cannot fill, or for trees when no drafter fills any.
+    With ``leave_out`` a drafter takes no part where it cannot fill a draft that another can (see ``unfillable``).
+
+    Raises SpectrainError for a draft that a drafter cannot fill, or for trees when no drafter fills any; with
+    ``leave_out`` for a draft that no drafter fills, or for a drafter that fills none.
     """
     if trees and not any(drafter.trees for drafter in drafters.values()):
         found = ", ".join(drafters) or "no drafter"
@@ -138,11 +153,34 @@ def contenders(drafters: dict[str, Drafter], lengths: Sequence[int],
         if drafter.trees:
             labels = zip(tree_names(trees), trees, strict=True)
             entries += [Contender(f"{name} {label}", name, tree, "token", drafter) for label, tree in labels]
-    for entry in entries:
-        if entry.drafter is not None and entry.shape is not None:  # before anything is decoded
-            check_shape(entry.shape, deepest=entry.drafter.deepest, columns=entry.drafter.columns,
-                        trees=entry.drafter.trees, name=entry.family)  # fmt: skip
-    return entries
+    refused = {entry.name: reason for entry in entries if (reason := _refusal(entry))}  # before anything is decoded
+    asked, filled = ([e for e in entries if e.drafter and (e.name in refused) is side] for side in (True, False))
+    for entry in asked:
+        shared = any(other.shape == entry.shape for other in filled)
+        if not (leave_out and shared and any(other.family == entry.family for other in filled)):
+            raise SpectrainError(refused[entry.name])
+    return [entry for entry in entries if entry.name not in refused]
+
+
+def unfillable(drafters: dict[str, Drafter], lengths: Sequence[int],
+               trees: Sequence[StaticTree | DynamicTree] = ()) -> list[LeftOut]:  # fmt: skip
+    """What ``contenders`` leaves out, once for all rules."""
+    shapes: list[tuple[str, Shape]] = [(Chain(k).describe(), Chain(k)) for k in sorted(set(lengths))]
+    shapes += zip(tree_names(trees), trees, strict=True)
+    entries = [Contender(label, name, shape, None, d) for name, d in drafters.items() for label, shape in shapes]
+    return [LeftOut(entry.family, entry.name, reason) for entry in entries if (reason := _refusal(entry))]
+
+
+def _refusal(entry: Contender) -> str | None:
+    """Why the drafter cannot fill the shape."""
+    if entry.drafter is None or entry.shape is None:
+        return None
+    try:
+        check_shape(entry.shape, deepest=entry.drafter.deepest, columns=entry.drafter.columns,
+                    trees=entry.drafter.trees, name=entry.family)  # fmt: skip
+    except SpectrainError as error:
+        return str(error)
+    return None
 
 
 def _rule_name(rule: Verification) -> str:

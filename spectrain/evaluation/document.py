@@ -8,7 +8,7 @@ from typing import Any
 
 from spectrain.errors import SpectrainError
 
-SCHEMA = "spectrain.acceptance/2"
+SCHEMA = "spectrain.acceptance/3"
 
 # Shape of the document as far as the report needs it. None is any value; a list has one shape for all its
 # items; "*" stands for every key of an object; a key that ends in "?" must be there but may be null.
@@ -77,6 +77,16 @@ _EXACTNESS = {
     "near_tie_gap": None,
     "differences": [{"conversation": None, "kind": None, "position": None, "logit_gap": None}],
 }
+_ENTRY = {
+    **dict.fromkeys(("rank", "tied", "why", "contender", "drafter", "k", "depth", "nodes", "verification")),
+    "above?": {"contender": None, "ratio": _INTERVAL},
+    "tokens_per_second": _INTERVAL,
+    "accepted_draft_tokens_per_second": _INTERVAL,
+    "speedup?": _SPEEDUP,
+    "tokens_per_round": _INTERVAL,
+    **dict.fromkeys(("alpha", "draft_cost_per_round", "verify_cost_per_round")),
+    **dict.fromkeys(("drafter_bytes", "state_bytes", "training_seconds", "training_answer_tokens")),
+}
 _DOCUMENT = {
     "schema": None,
     "context": {
@@ -109,6 +119,7 @@ _DOCUMENT = {
                 }
             ],
             "exactness": [_EXACTNESS],
+            "leaderboard?": {"ranked": [_ENTRY], "apart": [_ENTRY]},
             "verdict": {**_VERDICTS, "by_drafter": {"*": _VERDICTS}},
         }
     ],

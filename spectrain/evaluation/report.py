@@ -107,6 +107,7 @@ def _view(document: Mapping[str, Any]) -> dict[str, Any]:
         "samplers": [_sampler_view(block, confidence, trained) for block in document["samplers"]],
         "confidence": confidence,
         "settings": _settings(document["context"]),
+        "left_out": document["context"].get("left_out") or [],
         "listed": LISTED_DIFFERENCES,
         "definitions": DEFINITIONS,
     }
@@ -127,6 +128,7 @@ def _sampler_view(block: Mapping[str, Any], confidence: str, trained: str) -> di
         "kinds": kind_sentence(block["verdict"]["by_kind"]),
         "drafters": drafters,
         "law": law_sentence(drafters),
+        "leaderboard": _leaderboard(block["leaderboard"]),
         "trained": drafter_sentence(block["verdict"], trained),
         "by_drafter": [
             (drafter, kind, verdict)
@@ -137,10 +139,17 @@ def _sampler_view(block: Mapping[str, Any], confidence: str, trained: str) -> di
     }
 
 
+def _leaderboard(board: Mapping[str, Any] | None) -> list[Mapping[str, Any]]:
+    """Ranked rows, then those without a rank."""
+    return [*board["ranked"], *board["apart"]] if board else []
+
+
 def _settings(context: Mapping[str, Any]) -> list[tuple[str, str]]:
     """Everything that was recorded about the measurement, as rows of names and values."""
     rows = []
     for section, value in context.items():
+        if section == "left_out":  # said where the contenders are
+            continue
         items = value.items() if isinstance(value, Mapping) else [("", value)]
         for key, item in items:
             text = item if isinstance(item, str) else json.dumps(item, ensure_ascii=False)
@@ -157,6 +166,9 @@ def _alpha_plot(document: Mapping[str, Any]) -> Plot | None:
     chosen = 1 if 1 in temperatures else max(temperatures)
     # A kind inside another is in its parent's line; the table has it by itself.
     drawn = [row for row in rows if row["temperature"] == chosen and "/" not in row["kind"]]
-    # Answers by another sampler, or another drafter, are other measurements: the first stand for them in the plot.
-    first = (drawn[0].get("drafter"), drawn[0].get("prefixes"))
-    return teacher_forced_plot([r for r in drawn if (r.get("drafter"), r.get("prefixes")) == first], chosen)
+    # Answers by another sampler are another measurement: the first's stand for them in the plot.
+    drawn = [row for row in drawn if row.get("prefixes") == drawn[0].get("prefixes")]
+    whole = [row for row in drawn if row["kind"] == "everything"]
+    if len({row.get("drafter") for row in whole}) > 1:  # then the lines are drafters
+        drawn = [{**row, "kind": row["drafter"]} for row in whole]
+    return teacher_forced_plot(drawn, chosen)

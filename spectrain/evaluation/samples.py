@@ -29,7 +29,8 @@ class Sample:
     ``proposed`` is how many tokens deep a proposal went, ``nodes`` how many tokens it had: of a chain the same.
     ``shape`` holds type, depth and nodes of the drafts that were asked for and, of a tree, what else it was made of;
     plain decoding has none. ``k`` is a chain's length, 0 for plain decoding, None for a tree. The first of
-    ``new_tokens`` comes from prefill, all others from rounds.
+    ``new_tokens`` comes from prefill, all others from rounds. ``state_bytes`` is the most that the drafter's state
+    held; None where it was not recorded.
     """
 
     conversation: str
@@ -51,6 +52,7 @@ class Sample:
     total_s: float
     equal_to_plain: bool | None
     first_difference: dict[str, Any] | None
+    state_bytes: int | None = None
 
     def is_of(self, kind: str) -> bool:
         """Whether the conversation is of this kind or of one below it: "narrow/sql" is of "narrow"."""
@@ -99,7 +101,8 @@ def parse_sample(raw: Mapping[str, Any]) -> Sample:
 
     Raises ``SpectrainError`` naming the sample and the field.
     """
-    values = {name: _field(raw, name) for name in Sample.__dataclass_fields__}
+    values = {name: _field(raw, name) for name in Sample.__dataclass_fields__ if name != "state_bytes"}
+    values["state_bytes"] = raw.get("state_bytes")
     values["conversation"] = str(values["conversation"])
     values["kind"] = str(values["kind"] or "unlabelled")
     values["rounds"] = tuple(_round(raw, found) for found in values["rounds"])

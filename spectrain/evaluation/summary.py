@@ -16,6 +16,7 @@ from spectrain.errors import SpectrainError
 from spectrain.evaluation.blocks import STATISTICS, number_block
 from spectrain.evaluation.costs import add_predictions_from_siblings
 from spectrain.evaluation.document import SCHEMA, check_document
+from spectrain.evaluation.leaderboard import leaderboard
 from spectrain.evaluation.samples import Contender, group_by_sampler, kind_and_parents
 from spectrain.evaluation.verdict import exactness_block, verdict_block
 from spectrain.exact.sampler import Sampler
@@ -37,7 +38,8 @@ def summarise(samples: Iterable[Mapping[str, Any]], *, context: Mapping[str, Any
             contender and sampler (see ``Sample``).
         context: what was measured, and how: ``target``, ``drafter``, ``traffic``, ``device``, ``versions``
             (see ``CONTEXT`` for their keys), any other JSON value, optionally ``teacher_forced``: a list of
-            {temperature, kind, depth, alpha, coverage, positions}.
+            {temperature, kind, depth, alpha, coverage, positions}, and ``drafters``, which asks for a leaderboard:
+            what is known of each (see ``leaderboard``).
 
     Returns:
         A JSON object: ``schema``, ``context``, ``statistics``, ``teacher_forced``, ``samplers``.
@@ -85,6 +87,9 @@ def _sampler_block(sampler: dict[str, Any], group: list[Contender], context: Map
         "kinds": kinds,
         "contenders": contenders,
         "exactness": exactness,
+        "leaderboard": (
+            leaderboard(group, contenders, inexact, described.describe(), context) if context.get("drafters") else None
+        ),
         "verdict": {
             **_verdicts(contenders[1:], kinds, inexact),
             "by_drafter": {

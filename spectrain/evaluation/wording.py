@@ -91,6 +91,23 @@ DEFINITIONS = (
         "fastest of several is chosen after the fact, which flatters it slightly.",
     ),
     (
+        "leaderboard",
+        "Contenders by tokens per device-second: all new tokens divided by all seconds, prefill included. Each is set "
+        "against the one above it on the same conversations; where the interval of their ratio holds 1, or there are "
+        "fewer than 6 conversations, the two share a rank (1=). Neighbours are compared, so the first and the last of "
+        "a long tie may differ. LOSSY contenders, and those that change the greedy output, have no rank.",
+    ),
+    (
+        "memory",
+        "The drafter's own weights, without what it borrows from the target, and the most that its state on the device "
+        "(a cache, say) held after a round of any answer, in MiB.",
+    ),
+    (
+        "training",
+        "Wall time of the run that trained the drafter, validation included, on the machine that it ran on, and the "
+        "answer tokens it was trained on, every epoch anew. A dash where no record of that run lies beside the bundle.",
+    ),
+    (
         "α",
         "Acceptance probability Σ min(p, q) over the full vocabulary after the sampler's transforms; "
         "teacher-forced means on given answers, without decoding.",
@@ -130,11 +147,22 @@ def cost(value: float | None) -> str:
     return number(value, 3)
 
 
+def rank(row: Mapping[str, Any]) -> str:
+    """A place of the leaderboard; "2=" where others share it, a dash without one."""
+    return f"{row['rank']}{'=' if row['tied'] else ''}" if row["rank"] else DASH
+
+
+def mebibytes(count: int | None) -> str:
+    return DASH if count is None else number(count / (1 << 20), 1) if count else "0"
+
+
 def plural(count: int, word: str) -> str:
     return f"{count:,} {word}" + ("" if count == 1 else "s")
 
 
-FILTERS = {f.__name__: f for f in (number, interval, percent, signed_percent, milliseconds, cost, plural)}
+FILTERS = {
+    f.__name__: f for f in (number, interval, percent, signed_percent, milliseconds, cost, rank, mebibytes, plural)
+}
 
 
 def headline(verdict: Mapping[str, Any]) -> str:

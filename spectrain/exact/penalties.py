@@ -13,6 +13,8 @@ from torch import Tensor
 
 from spectrain.errors import SpectrainError
 
+LARGEST = 1000.0  # beyond it float32 logits would soon overflow
+
 
 @dataclass(frozen=True)
 class Penalties:
@@ -28,14 +30,18 @@ class Penalties:
     frequency: float = 0.0
 
     def __post_init__(self) -> None:
-        if not 0 < self.repetition < float("inf"):
+        for name in ("repetition", "presence", "frequency"):
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, int | float):
+                raise SpectrainError(f"{name} penalty {value!r}: expected a number")
+        if not 1 / LARGEST <= self.repetition <= LARGEST:
             raise SpectrainError(
-                f"repetition penalty {self.repetition!r}: expected a number above 0; 1 changes nothing"
+                f"repetition penalty {self.repetition!r}: expected {1 / LARGEST:g} to {LARGEST:g}; 1 changes nothing"
             )
         for name in ("presence", "frequency"):
-            if not abs(getattr(self, name)) < float("inf"):
+            if not abs(getattr(self, name)) <= LARGEST:
                 raise SpectrainError(
-                    f"{name} penalty {getattr(self, name)!r}: expected a finite number; 0 changes nothing"
+                    f"{name} penalty {getattr(self, name)!r}: expected -{LARGEST:g} to {LARGEST:g}; 0 changes nothing"
                 )
 
     @property
@@ -45,7 +51,7 @@ class Penalties:
     def apply(self, logits: Tensor, prompt: Tensor, answer: Tensor) -> Tensor:
         """Penalised logits [..., V]. prompt: bool [..., V], tokens of the prompt. answer: how often each token has
         occurred in the answer so far [..., V]."""
-        occurred = answer > 0
+        occurred, logits = answer > 0, logits.float() if logits.dtype != torch.float64 else logits
         scaled = torch.where(logits > 0, logits / self.repetition, logits * self.repetition)
         logits = torch.where(prompt | occurred, scaled, logits)
         return logits - self.frequency * answer.to(logits.dtype) - self.presence * occurred.to(logits.dtype)

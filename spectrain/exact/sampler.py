@@ -69,7 +69,9 @@ class Sampler:
         dtype = torch.float64 if logits.dtype == torch.float64 else torch.float32
         if self.greedy:
             best = logits.argmax(-1, keepdim=True)  # the first index among equals
-            return torch.zeros(logits.shape, dtype=dtype, device=logits.device).scatter_(-1, best, 1.0)
+            value = logits.gather(-1, best).to(dtype)
+            zero = value - value  # a row whose largest value is not finite must stay NaN, not become a law
+            return zero.expand(logits.shape).clone().scatter_(-1, best, zero + 1)
         scaled = logits.to(dtype)
         if self.temperature != 1:
             scaled = scaled / self.temperature

@@ -3,7 +3,9 @@
 import pytest
 import torch
 
-from spectrain.decoding import Decoding, Emitted
+from spectrain.decoding import Decoding, Emitted, outcome
+from spectrain.drafters.ngram import NgramConfig, NgramDrafter
+from spectrain.errors import SpectrainError
 from spectrain.exact.sampler import Sampler
 from spectrain.shapes import Chain
 
@@ -104,3 +106,22 @@ def test_not_waiting_for_the_device_changes_no_token(target, tools):
         assert tools.told(tools.batch(target, drafter, shape, sampler=SAMPLERS[1], timed=False)) == tools.told(
             tools.batch(target, drafter, shape, sampler=SAMPLERS[1])
         )
+
+
+def test_a_decoding_whose_round_was_interrupted_does_not_go_on(tiny_target, monkeypatch):
+    """Its cache and its random stream stand somewhere inside the round."""
+    target = tiny_target()
+    decoding = Decoding(target, NgramDrafter(NgramConfig()), [[1, 2, 3, 1, 2]], seeds=[0], sampler=Sampler(),
+                        shape=Chain(3), max_new_tokens=12)  # fmt: skip
+    rounds = iter(decoding)
+    next(rounds)
+
+    def interrupted(*arguments):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as context:
+        context.setattr(outcome, "check_finite", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            next(rounds)
+    with pytest.raises(SpectrainError, match="interrupted"):
+        list(decoding)

@@ -39,6 +39,18 @@ def test_rounds_account_for_every_token(target, tools, kind, sampler):
             assert counts.committed_tokens == sum(len(result.tokens) - 1 for result in results)
 
 
+def test_a_generation_tells_what_the_drafter_held(target, tools):
+    """It grows with the answer; a drafter without a state on the device holds nothing."""
+    held = {}
+    for kind in ("ngram", "eagle3"):
+        for count in (4, 24):
+            result = tools.one(target, tools.drafter(kind, target), Chain(2), tools.PROMPTS[0], count=count)
+            held[kind, count] = result.state_bytes
+    assert held["ngram", 4] == held["ngram", 24] == 0
+    assert 0 < held["eagle3", 4] < held["eagle3", 24]
+    assert tools.plain(target, tools.PROMPTS[0], 4).state_bytes == 0
+
+
 def test_accepted_prefixes_are_counted_up_to_the_first_rejection(target, tools):
     """Cases C23 and C24: flags 1011, 1111, 0100, each draft token compared with what plain decoding says there."""
     prompt, k = tools.PROMPTS[0], 4

@@ -148,15 +148,35 @@ def test_trees_and_other_rules_are_contenders_like_any_other(run, simulator, tmp
     assert run(config=TREES, conversations=chats()[:2]) == samples  # as they come back from the file
 
 
-def test_trees_that_no_drafter_fills_are_refused_before_anything_is_written(run, tmp_path, drafters):
-    deep = StaticTree(tuple((0,) * depth for depth in range(1, 5)))
-    limited = copy.copy(drafters["eagle3"])
-    limited.deepest = 3
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setitem(drafters, "eagle3", limited)
-        message = refusal(run, config=CONFIG.model_copy(update={"trees": (deep,)}))
-    assert "tree path [0, 0, 0, 0] has depth 4, eagle3 drafts at most 3 tokens ahead" in message
+@pytest.fixture
+def limited(drafters, monkeypatch):
+    """eagle3 drafts one token ahead."""
+    eagle = copy.copy(drafters["eagle3"])
+    eagle.deepest = 1
+    monkeypatch.setitem(drafters, "eagle3", eagle)
+    return eagle
+
+
+def test_drafts_that_no_drafter_fills_are_refused_before_anything_is_written(chat_target, limited, tmp_path):
+    alone = {"eagle3": limited}
+    message = refusal(measure, chat_target, alone, chats(), CONFIG, tmp_path / "raw", IDENTITY, progress=False)
+    assert "k=2 has depth 2, eagle3 drafts at most 1 tokens ahead" in message
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_draft_that_one_drafter_cannot_fill_is_left_to_the_others(run, limited, tmp_path):
+    """Its teacher-forced scores then go as deep as its own longest chain."""
+    samples = run(config=AcceptanceConfig(k=(1, 2), trees=(StaticTree(((0,), (0, 0))),), max_new_tokens=4))
+    assert [s["contender"] for s in samples[:5]] == ["plain", "ngram k=1", "ngram k=2", "ngram tree of 2", "eagle3 k=1"]
+    assert len(samples) == 3 * 5
+    forced = [json.loads(line) for line in (tmp_path / "raw" / "teacher_forced.jsonl").read_text().splitlines()]
+    assert [(row["conversation"], len(row["positions"])) for row in forced] == [("c0", 1), ("c1", 1), ("c2", 1)]
+
+
+def test_what_a_drafter_holds_is_recorded(measured):
+    samples, _ = measured
+    assert {s["state_bytes"] for s in samples if s["drafter"] != "eagle3"} == {0}
+    assert all(s["state_bytes"] > 0 for s in samples if s["drafter"] == "eagle3" and s["rounds"])
 
 
 class Counting:

@@ -5,7 +5,7 @@ from pydantic import ValidationError
 
 from spectrain.drafters.base import Drafter, DrafterConfig
 from spectrain.errors import SpectrainError
-from spectrain.evaluation.contenders import AcceptanceConfig, contenders, tree_names
+from spectrain.evaluation.contenders import AcceptanceConfig, contenders, tree_names, unfillable
 from spectrain.shapes import Chain, DynamicTree, StaticTree
 
 SMALL, WIDE = StaticTree(((0,), (0, 0), (1,))), StaticTree(((0,), (1,), (2,), (0, 0)))
@@ -96,6 +96,36 @@ def test_a_draft_that_a_drafter_cannot_fill_is_named():
     assert "tree path [0, 0, 0, 0] has depth 4" in refusal({"d": Stub(trees=True, deepest=3)}, (3,), [deep])
     assert "tree path [2] is beyond the 2 tokens" in refusal({"d": Stub(trees=True, columns=2)}, (3,), [WIDE])
     assert "k=5 has depth 5, d drafts at most 4" in refusal({"d": Stub(deepest=4)}, (3, 5))
+
+
+def test_what_one_drafter_cannot_fill_is_left_out_where_that_is_asked_for():
+    drafters = {"any": Stub(trees=True), "two": Stub(trees=True, deepest=2), "chains": Stub()}
+    found = contenders(drafters, (2, 3), [SMALL, DYNAMIC], ["token", "block"], leave_out=True)
+    assert [c.name for c in found if c.family == "two"] == ["two k=2", "two k=2 block", "two tree of 3"]
+    assert [c.name for c in found if c.family == "chains"] == [
+        f"chains k={k}{r}" for k in (2, 3) for r in ("", " block")
+    ]
+    assert len([c for c in found if c.family == "any"]) == 2 * 2 + 2
+    notes = unfillable(drafters, (3, 2, 3), [SMALL, DYNAMIC])
+    assert [(n.drafter, n.draft) for n in notes] == [
+        ("two", "k=3"), ("two", "dynamic tree of 8"), ("chains", "tree of 3"), ("chains", "dynamic tree of 8"),
+    ]  # fmt: skip
+    assert str(notes[0]) == "two k=3 is left out: k=3 has depth 3, two drafts at most 2 tokens ahead"
+    assert "k=3 has depth 3" in refusal(drafters, (2, 3))  # elsewhere every draft is asked of every drafter
+
+
+@pytest.mark.parametrize(
+    ("drafters", "message"),
+    [
+        ({"one": Stub(deepest=1), "two": Stub(deepest=2)}, "k=3 has depth 3, one drafts at most 1"),
+        ({"any": Stub(), "one": Stub(deepest=1)}, "k=2 has depth 2, one drafts at most 1"),
+    ],
+    ids=["no drafter fills it", "the drafter fills none"],
+)
+def test_what_would_leave_nothing_is_refused(drafters, message):
+    lengths = (1, 3) if "two" in drafters else (2, 3)
+    with pytest.raises(SpectrainError, match=message):
+        contenders(drafters, lengths, leave_out=True)
 
 
 @pytest.mark.parametrize(

@@ -127,7 +127,7 @@ def test_one_conversation_and_plain_alone_still_render(simulator, tmp_path):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda d: d.update(schema="spectrain.acceptance/1"), "spectrain.acceptance/2"),
+        (lambda d: d.update(schema="spectrain.acceptance/2"), "spectrain.acceptance/3"),
         (lambda d: d["context"]["device"].pop("threads"), r"context\.device\.threads"),
         (
             lambda d: d["samplers"][1]["contenders"][2]["by_kind"]["chat"].pop("tokens_per_round"),

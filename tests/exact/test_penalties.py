@@ -46,7 +46,8 @@ def test_repetition_is_that_of_transformers(ids, split, penalty):
 
 
 @pytest.mark.parametrize("values", [(0.0, 0, 0), (-1.0, 0, 0), (float("inf"), 0, 0), (1.0, float("nan"), 0),
-                                    (1.0, 0, float("inf"))])  # fmt: skip
+                                    (1.0, 0, float("inf")), (1e-300, 0, 0), (1.0, 1e39, 0), ("a", 0, 0),
+                                    (None, 0, 0), (True, 0, 0)])  # fmt: skip
 def test_values_out_of_range_are_refused(values):
     with pytest.raises(SpectrainError, match="penalty"):
         Penalties(*values)

@@ -220,3 +220,13 @@ def test_nothing_waits_for_the_device():
         rows = sampler.probabilities(logits)
         assert rows.shape == (2, 6, 100)
         assert draw(rows, uniforms).shape == (2, 6)
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_a_row_that_is_not_finite_stays_not_finite(bad, temperature):
+    """A greedy law made of a NaN would be a token like any other."""
+    logits = torch.tensor([[0.0, bad, 1.0], [0.0, -torch.inf, 1.0]])
+    law = Sampler(temperature).probabilities(logits)
+    assert not law[0, 0].isfinite()
+    assert law[1].isfinite().all()

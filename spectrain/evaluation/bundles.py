@@ -1,0 +1,205 @@
+"""From bundles to a report: loaded for one target, measured in one run with what is beside them, and written down."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from spectrain.bundle import BundleContents, load_drafter, resolve_bundle
+from spectrain.data.conversations import Conversation
+from spectrain.data.split import conversations_digest
+from spectrain.drafters import FAMILIES, AnyDrafterConfig, Drafter, family_of
+from spectrain.errors import SpectrainError
+from spectrain.evaluation.acceptance import measure, teacher_forced_rows
+from spectrain.evaluation.contenders import AcceptanceConfig, unfillable
+from spectrain.evaluation.memory import weight_bytes
+from spectrain.evaluation.report import render_report
+from spectrain.evaluation.samples import LOSSY
+from spectrain.evaluation.summary import summarise
+from spectrain.evaluation.training_cost import training_cost
+from spectrain.evaluation.workbench import device_name
+from spectrain.files import json_digest, write_json
+from spectrain.identity import compare_targets
+from spectrain.manifest import Manifest, read_manifest
+from spectrain.target import Target
+
+LIBRARIES = ("spectrain", "torch", "transformers", "accelerate", "tokenizers")
+
+
+@dataclass(frozen=True)
+class Entrant:
+    """A bundle's drafter, ready to be measured under its name."""
+
+    drafter: Drafter
+    contents: BundleContents
+
+    @property
+    def manifest(self) -> Manifest:
+        return self.contents.manifest
+
+    def described(self) -> dict[str, Any]:
+        """Its own configuration and taps."""
+        rest = {key: value for key, value in self.manifest.drafter.items() if key != "type"}
+        return rest | ({"tap_layers": list(self.manifest.taps)} if self.manifest.taps else {})
+
+
+def evaluate_bundle(bundle: Path, target: Target, conversations: Sequence[Conversation], config: AcceptanceConfig,
+                    output: Path, *, traffic: str, baselines: Sequence[AnyDrafterConfig] = (),
+                    progress: bool = True) -> Path:  # fmt: skip
+    """Measure a bundle beside plain decoding and baselines; the path of ``acceptance.json`` (reports beside it)."""
+    entrant = _load(bundle, target)
+    manifest = entrant.manifest
+    family = manifest.drafter["type"]
+    identity = {"weights": manifest.target.weights_digest, "bundle": manifest.files["model.safetensors"]}
+    about = {"drafter": {"name": family, **entrant.described()}}
+    return _evaluate({family: entrant}, target, conversations, config, output, identity, about, traffic=traffic,
+                     baselines=baselines, progress=progress)  # fmt: skip
+
+
+def compare_bundles(bundles: Mapping[str, Path], target: Target, conversations: Sequence[Conversation],
+                    config: AcceptanceConfig, output: Path, *, traffic: str,
+                    baselines: Sequence[AnyDrafterConfig] = (), progress: bool = True) -> Path:  # fmt: skip
+    """Measure several bundles of one target in one run; ``acceptance.json`` with a leaderboard (reports beside it).
+
+    ``bundles`` are what ``resolve_bundles`` returns; each is named by its family, and its folder too where others share
+    it.
+    """
+    names = names_of(list(bundles), [read_manifest(folder).drafter["type"] for folder in bundles.values()])
+    entrants = {name: _load(folder, target) for name, folder in zip(names, bundles.values(), strict=True)}
+    manifests = {name: entrant.manifest for name, entrant in entrants.items()}
+    identity = {
+        "weights": manifests[names[0]].target.weights_digest,
+        "bundles": {name: json_digest(manifest.files) for name, manifest in manifests.items()},
+    }
+    facts: dict[str, Any] = {
+        name: {
+            "type": entrant.manifest.drafter["type"],
+            **entrant.described(),
+            "bytes": weight_bytes(entrant.drafter) if isinstance(entrant.drafter, nn.Module) else 0,
+            "training": training_cost(entrant.contents.folder, entrant.manifest),
+        }
+        for name, entrant in entrants.items()
+    }
+    facts |= {b.type: {**b.model_dump(mode="json"), "bytes": 0, "training": None} for b in baselines}
+    about = {"drafter": {"name": ", ".join(names)}, "drafters": facts}
+    return _evaluate(entrants, target, conversations, config, output, identity, about, traffic=traffic,
+                     baselines=baselines, progress=progress)  # fmt: skip
+
+
+def resolve_bundles(bundles: Sequence[str]) -> dict[str, Path]:
+    """Folders or Hub ids → the folder of each.
+
+    Raises SpectrainError for one that is no bundle, is given twice, or does not belong to the first one's target.
+    """
+    folders: dict[str, Path] = {}
+    for bundle in bundles:
+        folder = resolve_bundle(bundle)
+        before = next((name for name, other in folders.items() if other.resolve() == folder.resolve()), None)
+        if before is not None:
+            raise SpectrainError(f"bundle {bundle} is given twice (before as {before}); give every bundle once")
+        folders[bundle] = folder
+    own = {bundle: read_manifest(folder).target.identity for bundle, folder in folders.items()}
+    for bundle, found in own.items():
+        comparison = compare_targets(own[bundles[0]], found)
+        if comparison.level == "different":
+            raise SpectrainError(
+                f"{bundle} does not belong to the target of {bundles[0]} ({comparison.first_difference}); "
+                "compare bundles of one target"
+            )
+    return folders
+
+
+def names_of(bundles: Sequence[str], families: Sequence[str]) -> list[str]:
+    """A name for each bundle: its family, and where others share it as much of its folder as tells them apart.
+
+    "runs/a/bundle" and "runs/b/bundle" are "eagle3 (runs/a)" and "eagle3 (runs/b)".
+    """
+    parts = [Path(bundle).parts for bundle in bundles]
+    names = list(families)
+    for family, count in Counter(families).items():
+        members = [i for i, found in enumerate(families) if found == family]
+        if count > 1:
+            for i, label in zip(members, _labels([parts[i] for i in members]), strict=True):
+                names[i] = f"{family} ({label})"
+    for name in names:
+        if LOSSY in name:
+            raise SpectrainError(f"bundle {name}: {LOSSY} marks rules that change the output; rename the folder")
+    return names
+
+
+def _labels(paths: Sequence[tuple[str, ...]]) -> list[str]:
+    """The ends of paths, without what all end in: of two parts, or of as many as make them differ."""
+    ending = 0
+    while all(len(path) > ending + 1 and path[-1 - ending] == paths[0][-1 - ending] for path in paths):
+        ending += 1
+    heads = [path[: len(path) - ending] for path in paths]
+    for size in range(2, max(map(len, heads)) + 1):
+        labels = [str(Path(*head[-size:])) for head in heads]
+        if len(set(labels)) == len(labels):
+            return labels
+    return [str(Path(*head)) for head in heads]
+
+
+def parse_baselines(text: str) -> tuple[AnyDrafterConfig, ...]:
+    """Training-free drafters by name, with commas; "none" for none of them."""
+    kinds: dict[str, Any] = {kind.model_fields["type"].default: kind for kind in FAMILIES}
+    known = {name: config for name, kind in kinds.items() if not (config := kind()).trainable}
+    names = [] if text == "none" else text.split(",")
+    unknown = next((name for name in names if name not in known), None)
+    if unknown is not None or len(set(names)) < len(names):
+        what = f"{unknown!r} is none" if unknown is not None else "one is there twice"
+        raise SpectrainError(f"--baselines {text!r}: {what}; expected some of {', '.join(sorted(known))}, or none")
+    return tuple(known[name] for name in names)
+
+
+def _load(bundle: Path, target: Target) -> Entrant:
+    drafter, contents, notes = load_drafter(bundle, target)
+    for note in notes:
+        print(f"note: {note}", flush=True)
+    return Entrant(drafter, contents)
+
+
+def _evaluate(entrants: Mapping[str, Entrant], target: Target, conversations: Sequence[Conversation],
+              config: AcceptanceConfig, output: Path, identity: dict[str, Any], about: dict[str, Any], *, traffic: str,
+              baselines: Sequence[AnyDrafterConfig], progress: bool) -> Path:  # fmt: skip
+    drafters: dict[str, Drafter] = {b.type: family_of(b)(b) for b in baselines}
+    drafters |= {name: entrant.drafter for name, entrant in entrants.items()}
+    left_out = unfillable(drafters, config.k, config.trees)
+    for draft in left_out:
+        print(f"note: {draft}", flush=True)
+    identity |= {"baselines": [b.model_dump(mode="json") for b in baselines]}
+    raw = output / "evaluation"
+    samples = measure(target, drafters, conversations, config, raw, identity, progress=progress)
+    (manifest, *_) = (entrant.manifest for entrant in entrants.values())
+    context = about | _context(target, manifest, config, samples, traffic, conversations, raw)
+    context |= {"left_out": [asdict(draft) for draft in left_out]} if left_out else {}
+    context["teacher_forced"] = teacher_forced_rows(raw, sorted({s["conversation"] for s in samples}))
+    path = output / "acceptance.json"
+    write_json(path, summarise(samples, context=context))
+    render_report(path, output)
+    return path
+
+
+def _context(target: Target, manifest: Manifest, config: AcceptanceConfig, samples: Sequence[dict[str, Any]],
+             traffic: str, conversations: Sequence[Conversation], raw: Path) -> dict[str, Any]:  # fmt: skip
+    measured_threads = json.loads((raw / "samples.json").read_text(encoding="utf-8"))["threads"]
+    measured = {sample["conversation"] for sample in samples}
+    return {
+        # A local path says where the model lay on this machine, not what it is.
+        "target": {"name": Path(target.name).name if Path(target.name).exists() else target.name,
+                   "architecture": manifest.target.architecture, "weights": manifest.target.weights_digest},
+        "traffic": {"name": traffic, "conversations": len(measured),
+                    "digest": conversations_digest([c for c in conversations if c.id in measured])},
+        "device": {"name": device_name(target.device), "threads": measured_threads,
+                   "dtype": str(target.dtype).removeprefix("torch.")},
+        "versions": {name: version(name) for name in LIBRARIES},
+        "max_new_tokens": config.max_new_tokens,
+        "seed": config.seed,
+    }  # fmt: skip

@@ -1,0 +1,101 @@
+"""The leaderboard: contenders of one run side by side, best first, and a tie where the clock cannot tell them apart.
+
+Ranks go by tokens per device-second. Each contender is set against the one above it on the same conversations, which
+are resampled together, so that what they share cancels. What changes the output is listed apart and has no rank.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from spectrain.evaluation.blocks import rate_ratio
+from spectrain.evaluation.samples import Contender, Sample
+from spectrain.evaluation.verdict import FEWEST_CONVERSATIONS
+
+EVERYTHING = "everything"  # the teacher-forced rows over all kinds
+_TAKEN = ("tokens_per_second", "accepted_draft_tokens_per_second", "speedup", "tokens_per_round")
+
+
+def leaderboard(group: Sequence[Contender], blocks: Sequence[Mapping[str, Any]], inexact: set[str], sampler: str,
+                context: Mapping[str, Any]) -> dict[str, Any]:  # fmt: skip
+    """Rank the contenders of one sampler.
+
+    Args:
+        group: their samples, in the order of ``blocks``.
+        blocks: their blocks of the document, plain decoding's among them.
+        inexact: names of contenders whose greedy output differs from plain decoding's by more than rounding.
+        sampler: its name, as the teacher-forced rows call it.
+        context: ``drafters``: name → ``bytes`` and ``training`` (``seconds``, ``answer_tokens``), null where unknown;
+            ``teacher_forced``: rows of the document.
+
+    Returns:
+        ``ranked``: rows, best first, with ``rank``, ``tied`` and ``above`` (the ratio to the row above);
+        ``apart``: the same without a rank, and ``why``.
+    """
+    samples = {contender.name: contender.samples for contender in group}
+    alphas = _alphas(context.get("teacher_forced") or (), sampler)
+    rows = [
+        {**_row(block, samples[block["contender"]], context["drafters"], alphas), "why": _why(block, inexact)}
+        for block in blocks
+    ]
+    rows.sort(key=lambda row: row["tokens_per_second"]["value"], reverse=True)
+    return {
+        "ranked": _ranked([row for row in rows if row["why"] is None], samples),
+        "apart": [{**row, "rank": None, "tied": False, "above": None} for row in rows if row["why"] is not None],
+    }
+
+
+def _why(block: Mapping[str, Any], inexact: set[str]) -> str | None:
+    """Why a contender has no rank."""
+    if block["lossy"]:
+        return "another law than the target's"
+    return "changes the greedy output" if block["contender"] in inexact else None
+
+
+def _row(block: Mapping[str, Any], samples: Sequence[Sample], drafters: Mapping[str, Any],
+         alphas: Mapping[str, float]) -> dict[str, Any]:  # fmt: skip
+    numbers, name = block["pooled"], block["drafter"]
+    known, cost = drafters.get(name) or {}, numbers["cost"] or {}
+    training = known.get("training") or {}
+    return {
+        **{key: block[key] for key in ("contender", "drafter", "k", "depth", "nodes", "verification")},
+        **{key: numbers[key] for key in _TAKEN},
+        "alpha": alphas.get(name),
+        "draft_cost_per_round": cost.get("draft_cost_per_round"),
+        "verify_cost_per_round": cost.get("verify_cost_per_round"),
+        "drafter_bytes": known.get("bytes"),
+        "state_bytes": max((s.state_bytes for s in samples if s.state_bytes is not None), default=None),
+        "training_seconds": training.get("seconds"),
+        "training_answer_tokens": training.get("answer_tokens"),
+    }
+
+
+def _alphas(rows: Sequence[Mapping[str, Any]], sampler: str) -> dict[str, float]:
+    """Each drafter's acceptance probability of the first draft token, on the answers of this sampler."""
+    return {
+        row["drafter"]: row["alpha"]
+        for row in rows
+        if row.get("prefixes") == sampler and row["kind"] == EVERYTHING and row["depth"] == 0
+    }
+
+
+def _ranked(rows: Sequence[Mapping[str, Any]], samples: Mapping[str, Sequence[Sample]]) -> list[dict[str, Any]]:
+    ranked: list[dict[str, Any]] = []
+    for place, row in enumerate(rows, start=1):
+        rank, above = place, None
+        if ranked:
+            better, own = ranked[-1]["contender"], samples[row["contender"]]
+            above = {"contender": better, "ratio": rate_ratio(own, samples[better])}
+            if _undecided(above["ratio"], len({sample.conversation for sample in own})):
+                rank = ranked[-1]["rank"]
+        ranked.append({**row, "rank": rank, "above": above})
+    shared = Counter(row["rank"] for row in ranked)
+    return [{**row, "tied": shared[row["rank"]] > 1} for row in ranked]
+
+
+def _undecided(ratio: Mapping[str, float | None], conversations: int) -> bool:
+    """Whether the interval holds 1. Of a handful of conversations it is too narrow to say that it does not."""
+    low, high = ratio["low"], ratio["high"]
+    return low is None or high is None or conversations < FEWEST_CONVERSATIONS or low <= 1 <= high

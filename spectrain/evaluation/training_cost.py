@@ -1,0 +1,38 @@
+"""What training a bundle took, from the run that it lies in."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from spectrain.checkpoints import Metrics
+from spectrain.errors import SpectrainError
+from spectrain.manifest import MANIFEST_FILE, Manifest, read_manifest
+
+
+def training_cost(bundle: Path, manifest: Manifest) -> dict[str, Any] | None:
+    """Wall seconds and answer tokens up to the checkpoint that the bundle is; None where no record of it lies near.
+
+    A bundle is in its run's folder, or in a checkpoint. A run beside it that made other files is not its own.
+    ``answer_tokens`` counts what the first draft depth was trained on, every epoch anew.
+    """
+    folders = [bundle.parent, *sorted((bundle.parent / "training" / "checkpoints").glob("step-*"))]
+    for folder in folders:
+        held, progress = folder / "bundle", folder / "progress.json"
+        if progress.is_file() and (held / MANIFEST_FILE).is_file() and read_manifest(held).files == manifest.files:
+            return _recorded(progress, folder.parent.parent / "metrics.jsonl")
+    return None
+
+
+def _recorded(progress: Path, metrics: Path) -> dict[str, Any]:
+    try:
+        found = json.loads(progress.read_text(encoding="utf-8"))
+        steps = [row for row in Metrics(metrics).read() if row["step"] <= found["step"]]
+        tokens = sum(row["supervised"] for row in steps)
+        return {"seconds": found["seconds"], "answer_tokens": tokens if len(steps) == found["step"] else None}
+    except (KeyError, ValueError, TypeError) as error:
+        raise SpectrainError(
+            f"{progress} or {metrics}: found {error!r}, expected the record of the bundle's training; to leave that "
+            "out, copy the bundle to a place of its own"
+        ) from error
