@@ -53,7 +53,7 @@ def test_rotary_embeddings_that_depend_on_the_longest_row_keep_to_their_short_ra
 
 @pytest.mark.parametrize("k", [0, -3])
 def test_a_draft_length_below_one_is_refused(k):
-    with pytest.raises(SpectrainError, match=f"the draft length k is {k}; expected a whole number of at least 1"):
+    with pytest.raises(SpectrainError, match=f"the draft length k is {k}; expected a whole number from 1 to 4096"):
         Chain(k)
 
 
@@ -87,7 +87,11 @@ class ChainsOnly(Heads):
         (Heads(), Chain(3), "k=3 has depth 3, Heads drafts at most 2 tokens ahead"),
         (Heads(), DynamicTree(3, 2, 4), "dynamic tree of 4 has depth 3, Heads drafts at most 2 tokens ahead"),
         (Heads(), StaticTree(((0,), (0, 0), (0, 0, 0))), r"tree path \[0, 0, 0\] has depth 3"),
-        (Heads(), DynamicTree(2, 4, 4), "^dynamic tree of 4 is beyond the 3 tokens that Heads can propose"),
+        (
+            Heads(),
+            DynamicTree(2, 4, 4),
+            "^the top_k 4 of a dynamic tree of 4 is beyond the 3 tokens that Heads can propose",
+        ),
         (
             Heads(),
             StaticTree(((0,), (1,), (2,), (3,))),
