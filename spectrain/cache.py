@@ -183,6 +183,14 @@ class KeyValueCache(Cache):
             layer.cut(self.longest)
 
 
+def right_padded(rows: Sequence[Sequence[int]], device: torch.device) -> Tensor:
+    """Rows of unlike lengths as one tensor [B, T] of whole numbers, zeros behind the shorter ones."""
+    width = max(len(row) for row in rows)
+    return torch.tensor([[*row, *[0] * (width - len(row))] for row in rows], dtype=torch.long).to(
+        device, non_blocking=True
+    )
+
+
 def last_positions(hidden_BTH: Tensor, counts: Sequence[int]) -> Tensor:
     """The state of each row's last real position, [B, 1, H], of rows right-padded to one length."""
     if min(counts) == hidden_BTH.shape[1]:

@@ -18,7 +18,7 @@ from spectrain.evaluation.acceptance import AcceptanceConfig
 from spectrain.evaluation.bundles import compare_bundles, evaluate_bundle, parse_baselines, resolve_bundles
 from spectrain.evaluation.exactness import ExactnessConfig, render
 from spectrain.evaluation.exactness import compare as compare_outputs
-from spectrain.evaluation.workbench import prompts_of
+from spectrain.evaluation.workbench import prompts_of, shown_name
 from spectrain.exact.sampler import Sampler
 from spectrain.files import write_json
 from spectrain.interop.gguf import convert_gguf as convert
@@ -95,9 +95,7 @@ def exactness(options: argparse.Namespace) -> int:
     document = compare_outputs(target, drafters, prompts, config)
     print(render(document))
     if options.output:
-        # A local path says where the model lay on this machine, not what it is.
-        name = Path(target.name).name if Path(target.name).exists() else target.name
-        write_json(Path(options.output), {**document, "target": name})
+        write_json(Path(options.output), {**document, "target": shown_name(target.name)})
         print(f"numbers: {options.output}")
     return int(document["faults"])
 

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from spectrain.cache import last_positions
+from spectrain.cache import last_positions, right_padded
 from spectrain.decoding.outcome import check_finite, evaluate
 from spectrain.decoding.requests import Options, check_request, uniform_stream
 from spectrain.decoding.stopping import Finish
@@ -107,7 +107,7 @@ class Decoding:
     def _prefill(self) -> list[Emitted]:
         self._clock.lap()
         counts = [len(prompt) for prompt in self._prompts]
-        features = self.target.forward(self._padded(self._prompts), cache=self._cache)
+        features = self.target.forward(right_padded(self._prompts, self.target.device), cache=self._cache)
         self._cache.rollback(counts)
         hidden_B1H = last_positions(features.hidden_BTH, counts)
         number_B1, history = torch.zeros(len(counts), 1, dtype=torch.long), self._history
@@ -185,10 +185,6 @@ class Decoding:
         """Every request's next uniforms [B, count], from its own stream."""
         return torch.stack([self._streams[i](count) for i in self._running]).to(self.target.device)
 
-    def _padded(self, rows: Sequence[Sequence[int]]) -> Tensor:
-        width = max(len(row) for row in rows)
-        return torch.tensor([[*row, *[0] * (width - len(row))] for row in rows]).to(self.target.device)
-
     def _propose(self, limits: Sequence[int], uniforms_BN: Tensor) -> Proposal:
         if self.drafter is None or not any(limits):
             empty_B0 = torch.empty(len(self._running), 0, dtype=torch.long, device=self.target.device)
@@ -230,7 +226,7 @@ class Decoding:
     def _observe(self, tokens: list[list[int]], features: Callable[[], Features],
                  answers: list[list[int]] | None = None) -> None:  # fmt: skip
         if self.drafter is not None and tokens:
-            tokens_BT = self._padded(tokens)
+            tokens_BT = right_padded(tokens, self.target.device)
             kept = features()[: tokens_BT.shape[1]]
             self.drafter.observe(self._state, Committed(tokens, tokens_BT, kept, answers))
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from spectrain.cache import KeyValueCache
+from spectrain.cache import KeyValueCache, right_padded
 from spectrain.decoding.history import History
 from spectrain.decoding.requests import Options
 from spectrain.decoding.trace import Clock
@@ -45,7 +45,7 @@ class Outcome:
             if len(rows) == len(self.paths):
                 return self.features[:width]
             return Features(hidden[list(rows), :width], taps[list(rows), :width])
-        at_BT = torch.tensor([[*path, *[0] * (width - len(path))] for path in paths]).to(hidden.device)
+        at_BT = right_padded(paths, hidden.device)
         row_B1 = torch.tensor(list(rows)).to(hidden.device)[:, None]
         return Features(hidden[row_B1, at_BT], taps[row_B1, at_BT])
 
@@ -70,7 +70,7 @@ def evaluate(target: Target, cache: KeyValueCache, options: Options, shape: Shap
         asked_BXH = torch.cat([asked_BXH[:, : N + 1], asked_BXH[:, -proposal.probes.answers :]], 1)
     logits_BXV = target.logits(asked_BXH)
     logits_BMV, answers_BA = logits_BXV[:, : N + 1], logits_BXV[:, N + 1 :].argmax(-1)
-    other_s, target_s = 0.0, clock.lap()
+    target_s = clock.lap()
 
     depth_BM = layout.depth_BX[:, : N + 1].expand(len(before), -1)
     produced_B1 = torch.tensor(produced)[:, None].to(target.device, non_blocking=True)

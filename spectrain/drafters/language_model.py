@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from spectrain.attention import Masks, cached_forward, context
-from spectrain.cache import KeyValueCache, last_positions
+from spectrain.cache import KeyValueCache, last_positions, right_padded
 from spectrain.drafters.base import Committed, DepthOutput, DrafterConfig, DraftOutput, Proposal, TrainableDrafter
 from spectrain.drafters.draft_models import cut_layers, smaller_model
 from spectrain.drafters.growth import GrowingDrafter, below
@@ -178,8 +178,8 @@ class LanguageModelDrafter(GrowingDrafter, TrainableDrafter):
         kept = self._kept(state, committed.tokens)
         rows = [[*first, *new[n:]] for first, new, n in zip(state.unread, committed.tokens, kept, strict=True)]
         state.cache.rollback([length + n for length, n in zip(state.lengths, kept, strict=True)])
-        counts, device = [len(row) for row in rows], committed.tokens_BT.device
-        ids_BT = torch.tensor([[*row, *[0] * (max(counts) - len(row))] for row in rows]).to(device, non_blocking=True)
+        counts = [len(row) for row in rows]
+        ids_BT = right_padded(rows, committed.tokens_BT.device)
         lengths = [length + count for length, count in zip(state.cache.lengths, counts, strict=True)]
         hidden_BTH = cached_forward(self.model.base_model, self._masks, ids_BT, state.cache, None)
         state.cache.rollback(lengths)

@@ -60,7 +60,7 @@ def measure(target: Target, drafters: dict[str, Drafter], conversations: Sequenc
     """
     entries = contenders(drafters, config.k, config.trees, config.verification, leave_out=True)
     chosen = choose(conversations, config.conversations, config.seed)
-    prompts = {c.id: _prompt(target, c, config.max_new_tokens) for c in chosen}
+    prompts = {c.id: prompt_ids(target, c, config.max_new_tokens) for c in chosen}
     key = {
         "config": config.model_dump(mode="json"),
         "traffic": conversations_digest(chosen),
@@ -96,7 +96,8 @@ def measure(target: Target, drafters: dict[str, Drafter], conversations: Sequenc
     return samples
 
 
-def _prompt(target: Target, conversation: Conversation, max_new_tokens: int) -> list[int]:
+def prompt_ids(target: Target, conversation: Conversation, max_new_tokens: int) -> list[int]:
+    """Ids of a chat up to where the target answers; one that leaves no room for the answer is an error naming it."""
     ids = render_prompt(conversation.prompt, target.tokenizer)
     try:
         check_request(target, ids, max_new_tokens)

@@ -156,13 +156,11 @@ def _prompts(target: Any, conversations: Any, count: int | None, options: argpar
 
 
 def _head(benchmark: str, options: argparse.Namespace, target: Any) -> dict[str, Any]:
-    from spectrain.evaluation.workbench import machine
+    from spectrain.evaluation.workbench import machine, shown_name
 
     settings = {name: value for name, value in vars(options).items() if name not in ("target", "bundle", "output")}
-    # A local path says where the model lay on this machine, not what it is.
-    name = Path(options.target).name if Path(options.target).exists() else options.target
-    return {"benchmark": benchmark, "target": name, "machine": machine(target.device, target.dtype),
-            "settings": settings}  # fmt: skip
+    about = {"target": shown_name(options.target), "machine": machine(target.device, target.dtype)}
+    return {"benchmark": benchmark, **about, "settings": settings}
 
 
 def _finish(document: dict[str, Any], options: argparse.Namespace, output: str, text: str) -> Path:

@@ -24,13 +24,11 @@ from spectrain.evaluation.report import render_report
 from spectrain.evaluation.samples import LOSSY
 from spectrain.evaluation.summary import summarise
 from spectrain.evaluation.training_cost import training_cost
-from spectrain.evaluation.workbench import device_name
+from spectrain.evaluation.workbench import LIBRARIES, device_name, shown_name
 from spectrain.files import json_digest, write_json
 from spectrain.identity import compare_targets
 from spectrain.manifest import Manifest, read_manifest
 from spectrain.target import Target
-
-LIBRARIES = ("spectrain", "torch", "transformers", "accelerate", "tokenizers")
 
 
 @dataclass(frozen=True)
@@ -192,14 +190,13 @@ def _context(target: Target, manifest: Manifest, config: AcceptanceConfig, sampl
     measured_threads = json.loads((raw / "samples.json").read_text(encoding="utf-8"))["threads"]
     measured = {sample["conversation"] for sample in samples}
     return {
-        # A local path says where the model lay on this machine, not what it is.
-        "target": {"name": Path(target.name).name if Path(target.name).exists() else target.name,
+        "target": {"name": shown_name(target.name),
                    "architecture": manifest.target.architecture, "weights": manifest.target.weights_digest},
         "traffic": {"name": traffic, "conversations": len(measured),
                     "digest": conversations_digest([c for c in conversations if c.id in measured])},
         "device": {"name": device_name(target.device), "threads": measured_threads,
                    "dtype": str(target.dtype).removeprefix("torch.")},
-        "versions": {name: version(name) for name in LIBRARIES},
+        "versions": {name: version(name) for name in (*LIBRARIES, "accelerate", "tokenizers")},
         "max_new_tokens": config.max_new_tokens,
         "seed": config.seed,
     }  # fmt: skip

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import platform
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.metadata import version
@@ -13,10 +12,9 @@ from typing import Any
 
 import torch
 
-from spectrain.data.conversations import Conversation, render_prompt
-from spectrain.decoding.requests import check_request
-from spectrain.errors import SpectrainError
-from spectrain.evaluation.acceptance import choose
+from spectrain.data.conversations import Conversation
+from spectrain.decoding.trace import Clock
+from spectrain.evaluation.acceptance import choose, prompt_ids
 from spectrain.target import Target
 
 LIBRARIES = ("spectrain", "torch", "transformers")
@@ -34,15 +32,8 @@ class Prompt:
 def prompts_of(target: Target, conversations: Sequence[Conversation], count: int | None, max_new_tokens: int,
                seed: int) -> list[Prompt]:  # fmt: skip
     """``count`` prompts spread over the kinds (None: all); one that leaves no room for the answer is an error."""
-    prompts = []
-    for chat in choose(conversations, count, seed):
-        ids = render_prompt(chat.prompt, target.tokenizer)
-        try:
-            check_request(target, ids, max_new_tokens)
-        except SpectrainError as error:
-            raise SpectrainError(f"conversation {chat.id!r}: {error}") from error
-        prompts.append(Prompt(chat.id, chat.kind, ids))
-    return prompts
+    chosen = choose(conversations, count, seed)
+    return [Prompt(chat.id, chat.kind, prompt_ids(target, chat, max_new_tokens)) for chat in chosen]
 
 
 class Stopwatch:
@@ -51,17 +42,12 @@ class Stopwatch:
     def __init__(self, device: torch.device) -> None:
         self._device, self.seconds = device, 0.0
 
-    def _now(self) -> float:
-        if self._device.type != "cpu":
-            torch.accelerator.synchronize()
-        return time.perf_counter()
-
     def __enter__(self) -> Stopwatch:
-        self._start = self._now()
+        self._clock = Clock(self._device)
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.seconds = self._now() - self._start
+        self.seconds = self._clock.lap()
 
 
 def machine(device: torch.device, dtype: torch.dtype) -> dict[str, Any]:
@@ -73,6 +59,11 @@ def machine(device: torch.device, dtype: torch.dtype) -> dict[str, Any]:
         "load_average": os.getloadavg()[0] if hasattr(os, "getloadavg") else None,
         "versions": {name: version(name) for name in LIBRARIES},
     }
+
+
+def shown_name(target: str) -> str:
+    """A target's name for documents: a local path says where the model lay on this machine, not what it is."""
+    return Path(target).name if Path(target).exists() else target
 
 
 def device_name(device: torch.device) -> str:
