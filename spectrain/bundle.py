@@ -6,7 +6,7 @@ Saving is atomic, loading is strict, and neither touches a pickle, remote code o
 from __future__ import annotations
 
 import importlib.metadata
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,7 @@ from torch import Tensor
 from transformers import AutoTokenizer
 
 from spectrain import interop
-from spectrain.drafters.base import TrainableDrafter
+from spectrain.drafters.base import OWN_TARGET, TrainableDrafter
 from spectrain.errors import SpectrainError
 from spectrain.files import atomic_folder, file_digest, json_digest, write_json
 from spectrain.identity import (
@@ -26,12 +26,24 @@ from spectrain.identity import (
     TokenizerIdentity,
     compare,
     compare_targets,
+    target_identity,
     tokenizer_identity,
 )
-from spectrain.manifest import MANIFEST_FILE, Manifest, TargetRecord, TokenizerRecord, read_manifest
+from spectrain.manifest import MANIFEST_FILE, Manifest, TargetRecord, TokenizerRecord, read_manifest, target_of
 from spectrain.target import Target
 
-ADDED_LATER = {"README.md", "acceptance.json"}
+__all__ = [
+    "ADDED_LATER",
+    "BundleContents",
+    "check_pairing",
+    "load_drafter",
+    "read_bundle",
+    "resolve_bundle",
+    "save_bundle",
+    "save_drafter",
+    "target_of",
+]
+ADDED_LATER = {"README.md", "acceptance.json", "ranks.json"}
 _LIBRARIES = ("torch", "transformers", "tokenizers", "safetensors", "huggingface_hub")
 
 
@@ -61,12 +73,14 @@ def save_bundle(
     recipe: Mapping[str, Any],
     data_digests: Mapping[str, str],
     eos_ids: Sequence[int] = (),
+    write_more: Callable[[Path], None] = lambda folder: None,
 ) -> Manifest:
     """Write a bundle at ``folder``, whole or not at all; an earlier bundle there is replaced.
 
     ``config`` and ``tensors`` are a checkpoint as its interop format writes it, and are checked first;
     ``drafter`` is the drafter's own configuration. The tokenizer is read back before the bundle appears, so
-    one that changes when saved is refused.
+    one that changes when saved is refused. ``write_more`` adds files; where they are a model in ``OWN_TARGET``, that is
+    the bundle's target from then on, derived from ``target``.
     """
     folder = Path(folder)
     ours = not folder.exists() or (folder / MANIFEST_FILE).is_file()
@@ -81,12 +95,15 @@ def save_bundle(
         comparison = compare(identity, tokenizer_identity(_load_tokenizer(partial), eos_ids))
         if comparison.level != "identical":
             raise SpectrainError(f"the tokenizer changes when saved: {comparison.first_difference}")
+        write_more(partial)
+        moved = target_identity(partial / OWN_TARGET, OWN_TARGET) if (partial / OWN_TARGET).is_dir() else None
         manifest = Manifest(
             spectrain_version=importlib.metadata.version("spectrain"),
             checkpoint_format=format_.NAME,
             drafter=dict(drafter),
             storage_dtype=_storage_dtype(tensors),
-            target=TargetRecord(**asdict(target)),
+            target=TargetRecord(**asdict(moved or target)),
+            derived_from=TargetRecord(**asdict(target)) if moved else None,
             tokenizer=TokenizerRecord(
                 decode_digest=identity.decode_digest,
                 traffic_digest=identity.traffic_digest,
@@ -130,6 +147,7 @@ def save_drafter(
         recipe=recipe,
         data_digests=data_digests,
         eos_ids=eos_ids,
+        write_more=drafter.write_more,
     )
 
 
@@ -185,7 +203,7 @@ def check_pairing(
     for comparison in comparisons:
         if comparison.level == "different":
             raise SpectrainError(
-                f"{bundle.folder} does not fit this target ({bundle.manifest.target.name} was its own; "
+                f"{bundle.folder} does not fit this target ({target_of(bundle.folder, bundle.manifest)} was its own; "
                 f"bundle against target): {comparison.first_difference}"
             )
     return tuple(note for comparison in comparisons for note in comparison.differences)

@@ -12,7 +12,6 @@ from spectrain.errors import SpectrainError
 RECIPE = "recipes/smollm2-135m-instruct/eagle3.yaml"
 OVERRIDES = "any key of the recipe as key.path=value, for instance optim.lr=2e-4 training.epochs=2"
 
-
 TREE = (
     "a tree for every drafter that fills trees, may be given several times: dynamic:DEPTH,TOP_K,NODES grows by "
     "confidence, for instance dynamic:5,4,16; or its nodes as paths of ranks, for instance '0;1;0,0': the two most "
@@ -192,6 +191,25 @@ def convert_gguf(arguments: Sequence[str], name: str = "spectrain convert-gguf")
     command(options)
 
 
+def estimate(arguments: Sequence[str], name: str = "spectrain estimate") -> int:
+    """Say what a recipe takes in memory, disk and time."""
+    parser = _recipe_command(
+        name,
+        "Count what a recipe takes, from the target's config.json alone: parameters, memory of each stage, disk and\n"
+        "time. Nothing is fetched but that file, and nothing is started. Exit code 1: it does not fit --device-memory.",
+        f"{name} recipes/qwen3-8b/eagle3.yaml --tokens 10000000 --answer-share 0.4 --tflops 989 --bandwidth 3350",
+    )
+    from spectrain.estimate_table import OPTIONS  # it needs nothing heavy
+
+    for flag, kind, default, text in OPTIONS:
+        parser.add_argument(flag, type=kind, default=default, metavar=kind.__name__.upper(), help=text)
+    parser.add_argument("--measure", action="store_true", help="measure both rates here: what happens without them")
+    options = parser.parse_intermixed_args(arguments)
+    from spectrain.commands import estimate as command
+
+    return 0 if command(options) else 1
+
+
 def prove(arguments: Sequence[str], name: str = "spectrain prove") -> None:
     """Prove the verification rules exact, in Fractions."""
     parser = _parser(
@@ -222,6 +240,7 @@ COMMANDS: dict[str, Callable[..., int | None]] = {
     "exactness": exactness,
     "report": report,
     "convert-gguf": convert_gguf,
+    "estimate": estimate,
     "prove": prove,
 }
 

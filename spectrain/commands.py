@@ -100,6 +100,31 @@ def exactness(options: argparse.Namespace) -> int:
     return int(document["faults"])
 
 
+def estimate(options: argparse.Namespace) -> bool:
+    """Print what a recipe takes; whether it fits the device, where one was given."""
+    from spectrain import estimate as counting  # not needed by the others
+    from spectrain.config import load_recipe
+    from spectrain.estimate_table import GIB, shortage, table
+    from spectrain.workload import rates, workload
+
+    if options.measure and (options.tflops is not None or options.bandwidth is not None):
+        raise SpectrainError("--measure, and --tflops or --bandwidth: measured or given, not both; leave one out")
+    if options.device_memory is not None and options.device_memory <= 0:
+        raise SpectrainError(f"--device-memory {options.device_memory}: expected more than 0 GiB")
+    path = Path(options.recipe)
+    recipe = load_recipe(path, options.overrides)
+    target = counting.blueprint(recipe, counting.load_config(recipe, path, options.config))
+    work = workload(recipe, tokens=options.tokens, answer_share=options.answer_share, row_tokens=options.row_tokens)
+    speed = rates(target.dtype, tflops=options.tflops, bandwidth=options.bandwidth, utilisation=options.utilisation)
+    document = counting.estimate(recipe, target, work, speed, options.processes)
+    room = None if options.device_memory is None else options.device_memory * GIB
+    print(table(document, room))
+    if options.output:
+        write_json(Path(options.output), document)
+        print(f"numbers: {options.output}")
+    return room is None or shortage(document, room) is None
+
+
 def _target(options: argparse.Namespace, folder: Path | None) -> Target:
     """The target that was named, or else the one that the bundle belongs to."""
     recorded = read_manifest(folder).target if folder is not None else None

@@ -20,6 +20,7 @@ from spectrain.drafters.objective import LossConfig
 from spectrain.errors import SpectrainError
 from spectrain.evaluation.contenders import TREE_KINDS, AcceptanceConfig
 from spectrain.regenerate import RegenerateConfig
+from spectrain.shapes import check_shape
 from spectrain.training import OptimConfig, TrainingConfig
 
 # What other trainers call our keys.
@@ -52,22 +53,41 @@ class DataConfig(_Part):
     heldout_fraction: float = Field(0.05, gt=0, lt=1)
     max_length: int = Field(2048, ge=2, description="longer rows are left out and counted, never cut")
     feature_dtype: str = Field("bfloat16", pattern="^(bfloat16|float32)$")
+    teacher_top_k: int | None = Field(
+        None,
+        ge=1,
+        description="keep this many of the target's likeliest tokens of each position and train on them alone",
+    )
     seed: int = 0
 
 
+class WarmStartConfig(_Part):
+    """A bundle whose weights training starts from, of the drafter's own family and sizes; folder, or Hub id and
+    revision. Its target may be another one with the same tokenizer, for instance before it was fine-tuned."""
+
+    bundle: str
+    revision: str | None = None
+    remap: bool = Field(False, description="count a draft vocabulary anew instead of keeping the bundle's")
+
+
 class Recipe(_Part):
-    """A whole run: from chats to a report. ``regenerate: null`` trains on the answers in the files."""
+    """A whole run: from chats to a report. ``regenerate: null`` trains on the answers in the files.
+
+    ``prepared`` is the folder for answers and features: recipes with the same target and traffic may share one.
+    """
 
     target: TargetConfig
     data: DataConfig
     regenerate: RegenerateConfig | None = Field(default_factory=RegenerateConfig)
     drafter: AnyDrafterConfig
+    warm_start: WarmStartConfig | None = None
     loss: LossConfig = Field(default_factory=LossConfig)
     optim: OptimConfig = Field(default_factory=OptimConfig)
     training: TrainingConfig = Field(default_factory=TrainingConfig)
     evaluation: AcceptanceConfig = Field(default_factory=AcceptanceConfig)
     baselines: tuple[AnyDrafterConfig, ...] = Field((), description="training-free drafters measured beside it")
     output: str
+    prepared: str | None = Field(None, description="where answers and features lie; default output")
 
     @model_validator(mode="after")
     def _baselines_need_no_training(self) -> Recipe:
@@ -77,6 +97,16 @@ class Recipe(_Part):
             raise ValueError(f"baselines need no training, {', '.join(trained)} do")
         if len(set(names)) < len(names):  # contenders go by the name of their type
             raise ValueError(f"baselines are named by type, and these share one: {', '.join(names)}")
+        return self
+
+    @model_validator(mode="after")
+    def _trees_can_be_filled(self) -> Recipe:
+        deepest, columns = self.drafter.limits
+        for tree in self.evaluation.trees:
+            try:
+                check_shape(tree, deepest=deepest, columns=columns, trees=True, name=self.drafter.type)
+            except SpectrainError as error:
+                raise ValueError(f"evaluation.trees: {error}") from error
         return self
 
 

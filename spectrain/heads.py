@@ -1,6 +1,7 @@
 """Output heads as plain tensors: hidden state in, next-token logits out.
 
-Shapes: `...` any leading dimensions, R rows of them in all, H hidden, D or V columns of the head.
+Shapes: `...` any leading dimensions, R rows of them in all, N positions, H hidden, D or V columns of the head, K of the
+likeliest.
 """
 
 from __future__ import annotations
@@ -53,6 +54,11 @@ class OutputHead:
         bias_D = None if self.bias_V is None else self.bias_V[columns_D]
         return OutputHead(self.weight_VH[columns_D], bias_D, self.cap, columns_D.numel())
 
+    def first(self, count: int) -> OutputHead:
+        """This head cut to its first columns, which share memory with it."""
+        bias_D = None if self.bias_V is None else self.bias_V[:count]
+        return OutputHead(self.weight_VH[:count], bias_D, self.cap, min(self.size, count))
+
     def logits(self, hidden_XH: Tensor) -> Tensor:
         """[..., H] after the final norm -> [..., V] next-token logits; padded vocabulary rows are -inf."""
         logits = head_product(hidden_XH.to(self.weight_VH.dtype), self.weight_VH)
@@ -60,3 +66,33 @@ class OutputHead:
         if self.size < logits.shape[-1]:
             logits[..., self.size :] = -torch.inf
         return logits
+
+    @torch.no_grad()
+    def summary(self, hidden_NH: Tensor, top_k: int | None = None, chunk: int = 256) -> LawSummary:
+        """What is kept of the laws of these states, with the logits of ``chunk`` of them held at once; in float32 also
+        under autocast. ``top_k`` is at most the number of ids that exist."""
+        empty_N = torch.zeros(len(hidden_NH), device=hidden_NH.device)
+        normaliser_N, greedy_N = empty_N, empty_N.long()
+        likeliest = (
+            None if top_k is None else (empty_N[:, None].int().repeat(1, top_k), empty_N[:, None].repeat(1, top_k))
+        )
+        for start in range(0, len(hidden_NH), chunk):
+            rows = slice(start, start + chunk)
+            with torch.autocast(hidden_NH.device.type, enabled=False):
+                logits_CV = self.logits(hidden_NH[rows].detach()).float()
+            normaliser_N[rows], greedy_N[rows] = logits_CV.logsumexp(-1), logits_CV.argmax(-1)
+            if likeliest is not None and top_k is not None:
+                values_CK, likeliest[0][rows] = logits_CV.topk(top_k, dim=-1)
+                likeliest[1][rows] = values_CK - normaliser_N[rows, None]
+        return LawSummary(normaliser_N, greedy_N, *(likeliest or (None, None)))
+
+
+@dataclass(frozen=True)
+class LawSummary:
+    """Of each law: the logsumexp of its logits over the full vocabulary, its argmax, and where asked for its likeliest
+    tokens (int32) with their log-probabilities (float32), falling."""
+
+    log_normaliser_N: Tensor
+    greedy_N: Tensor
+    top_ids_NK: Tensor | None
+    top_log_p_NK: Tensor | None

@@ -1,80 +1,108 @@
-"""Training losses: per-position functions in a registry, and the head applied in chunks.
+"""Training losses: per-position functions in a registry, mixtures of them, and the head applied in chunks.
 
-Shapes: N supervised positions, H hidden, D columns of the drafter's head (the draft vocabulary, or all of V).
+Shapes: N supervised positions, C of a chunk, H hidden, D columns of the drafter's head (the draft vocabulary, or all of
+V), S starts of a chunk, K depths.
 
-Every function takes the drafter's logits ``z_ND`` and the target's full-vocabulary log-probabilities on the same
-columns ``log_p_ND`` (whose mass may be below one when the columns are a reduced vocabulary) and returns a loss ``_N``.
+Every function takes both laws on the same columns: the drafter's, from its logits ``z_ND``, and the target's
+full-vocabulary log-probabilities ``log_p_ND`` (whose mass may be below one when the columns are a reduced vocabulary).
+It returns a loss ``_N``.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
 from spectrain.exact.verify.chain import acceptance_probability
 
-PositionLoss = Callable[[Tensor, Tensor], Tensor]
+
+class Laws:
+    """The drafter's law ``q`` and the target's ``p`` (both [N, D]); what several losses need is computed once."""
+
+    def __init__(self, z_ND: Tensor, log_p_ND: Tensor) -> None:
+        self.z_ND, self.log_p_ND = z_ND, log_p_ND
+
+    @cached_property
+    def log_q(self) -> Tensor:
+        return torch.log_softmax(self.z_ND, dim=-1)
+
+    @cached_property
+    def q(self) -> Tensor:
+        return self.log_q.exp()
+
+    @cached_property
+    def p(self) -> Tensor:
+        return self.log_p_ND.exp()
+
+    @cached_property
+    def acceptance(self) -> Tensor:
+        """Acceptance probability sum_j min(p_j, q_j) at temperature 1, over the full vocabulary (2211.17192)."""
+        return acceptance_probability(self.p, self.q)
+
+
+LossName = Literal[
+    "forward_kl", "reverse_kl", "jensen_shannon", "total_variation", "negative_log_acceptance", "lk_hybrid"
+]  # fmt: skip
+PositionLoss = Callable[[Laws], Tensor]
 RowsLoss = Callable[[Tensor, Tensor, slice], Tensor]
-"""A position loss that also knows which rows it was given (to weigh them)."""
-
-
-def forward_kl(z_ND: Tensor, log_p_ND: Tensor) -> Tensor:
-    """Cross-entropy to the target's law, -sum_j p_j log q_j: KL(p || q) up to p's entropy (DistillSpec, 2310.08461).
-
-    Mass outside the columns weighs nothing: a position the drafter can hardly cover hardly pulls.
-    """
-    return -(log_p_ND.exp() * torch.log_softmax(z_ND, dim=-1).masked_fill(log_p_ND == -torch.inf, 0.0)).sum(-1)
-
-
-def total_variation(z_ND: Tensor, log_p_ND: Tensor) -> Tensor:
-    """1 - acceptance probability, which is TV(p, q) over the full vocabulary (2310.08461); flat where q is tiny."""
-    return 1.0 - acceptance(z_ND, log_p_ND)
+"""Loss of logits and a law that also knows which rows it was given (to weigh them)."""
 
 
 def acceptance(z_ND: Tensor, log_p_ND: Tensor) -> Tensor:
     """Acceptance probability sum_j min(p_j, q_j) at temperature 1, over the full vocabulary (2211.17192)."""
-    return acceptance_probability(log_p_ND.exp(), torch.softmax(z_ND, dim=-1))
+    return Laws(z_ND, log_p_ND).acceptance
 
 
-def reverse_kl(z_ND: Tensor, log_p_ND: Tensor) -> Tensor:
+def forward_kl(laws: Laws) -> Tensor:
+    """Cross-entropy to the target's law, -sum_j p_j log q_j: KL(p || q) up to p's entropy (DistillSpec, 2310.08461).
+
+    Mass outside the columns weighs nothing: a position the drafter can hardly cover hardly pulls.
+    """
+    return -(laws.p * laws.log_q.masked_fill(laws.log_p_ND == -torch.inf, 0.0)).sum(-1)
+
+
+def total_variation(laws: Laws) -> Tensor:
+    """1 - acceptance probability, which is TV(p, q) over the full vocabulary (2310.08461); flat where q is tiny."""
+    return 1.0 - laws.acceptance
+
+
+def reverse_kl(laws: Laws) -> Tensor:
     """KL(q || p), sum_j q_j (log q_j - log p_j): keeps to what the target likes best (2306.08543)."""
-    log_q_ND = torch.log_softmax(z_ND, dim=-1)
     # A finite floor: q on a token that the target never takes must cost much, not make a NaN.
-    return (log_q_ND.exp() * (log_q_ND - log_p_ND.clamp(min=LOWEST_LOG))).sum(-1)
+    return (laws.q * (laws.log_q - laws.log_p_ND.clamp(min=LOWEST_LOG))).sum(-1)
 
 
-def jensen_shannon(z_ND: Tensor, log_p_ND: Tensor) -> Tensor:
+def jensen_shannon(laws: Laws) -> Tensor:
     """(KL(p || m) + KL(q || m)) / 2 with m = (p + q) / 2, over the full vocabulary; at most log 2 (2306.13649)."""
-    log_q_ND = torch.log_softmax(z_ND, dim=-1)
-    p_ND, q_ND = log_p_ND.exp(), log_q_ND.exp()
+    p_ND, q_ND = laws.p, laws.q
     log_m_ND = ((p_ND + q_ND) / 2).clamp(min=math.exp(LOWEST_LOG)).log()
-    kl_p_N = (p_ND * (log_p_ND.clamp(min=LOWEST_LOG) - log_m_ND)).sum(-1)
-    kl_q_N = (q_ND * (log_q_ND.clamp(min=LOWEST_LOG) - log_m_ND)).sum(-1)
+    kl_p_N = (p_ND * (laws.log_p_ND.clamp(min=LOWEST_LOG) - log_m_ND)).sum(-1)
+    kl_q_N = (q_ND * (laws.log_q.clamp(min=LOWEST_LOG) - log_m_ND)).sum(-1)
     outside_N = (1 - p_ND.sum(-1)).clamp(min=0)  # mass that no column covers: there m is p / 2
     return (kl_p_N + kl_q_N + outside_N * math.log(2)) / 2
 
 
-def negative_log_acceptance(z_ND: Tensor, log_p_ND: Tensor) -> Tensor:
+def negative_log_acceptance(laws: Laws) -> Tensor:
     """-log of the acceptance probability (LK, 2602.23881): total variation's aim, with a gradient that does not vanish
     where the laws hardly meet."""
-    return -acceptance(z_ND, log_p_ND).clamp(min=math.exp(LOWEST_LOG)).log()
+    return -laws.acceptance.clamp(min=math.exp(LOWEST_LOG)).log()
 
 
-def lk_hybrid(z_ND: Tensor, log_p_ND: Tensor) -> Tensor:
+def lk_hybrid(laws: Laws) -> Tensor:
     """KL where drafts are bad, total variation where they are good (LK, 2602.23881): the share of KL is exp(-3 α), not
     differentiated."""
-    alpha_N = acceptance(z_ND, log_p_ND)
-    share_N = torch.exp(-3 * alpha_N.detach())
-    return share_N * forward_kl(z_ND, log_p_ND) + (1 - share_N) * (1 - alpha_N)
+    share_N = torch.exp(-3 * laws.acceptance.detach())
+    return share_N * forward_kl(laws) + (1 - share_N) * (1 - laws.acceptance)
 
 
 LOWEST_LOG = -80.0  # e^-80 is still a float32
 
-LOSSES: dict[str, PositionLoss] = {
+LOSSES: dict[LossName, PositionLoss] = {
     "forward_kl": forward_kl,
     "reverse_kl": reverse_kl,
     "jensen_shannon": jensen_shannon,
@@ -82,6 +110,16 @@ LOSSES: dict[str, PositionLoss] = {
     "negative_log_acceptance": negative_log_acceptance,
     "lk_hybrid": lk_hybrid,
 }
+
+
+def mixture(terms: Mapping[LossName, float]) -> PositionLoss:
+    """The sum of the named losses, each times its weight; those of weight zero are not computed."""
+    parts = [(LOSSES[name], weight) for name, weight in terms.items() if weight]
+
+    def loss(laws: Laws) -> Tensor:
+        return torch.stack([weight * part(laws) for part, weight in parts]).sum(0)
+
+    return loss
 
 
 def supervised(answer_BT: Tensor, shift: int) -> Tensor:
@@ -100,50 +138,89 @@ def depth_weights(depths: int, decay: float) -> list[float]:
     return [decay**depth for depth in range(depths)]
 
 
+def pace_weights(acceptance_SK: Tensor, there_SK: Tensor, smoothing: float) -> Tensor:
+    """What each depth counts at each start, in place of decay^d (D-PACE, 2605.18810), not differentiated.
+
+    With s = (1 - smoothing) a + smoothing and a the acceptance probability of a depth: w_d = sum_{m >= d} prod_{i <= m}
+    s_i, over the depths that are there (``there_SK``). Without smoothing, a sum of w_d times -log a_d has the gradient
+    of minus the expected accepted length, sum_m prod_{i <= m} a_i. The paper takes the confidence in the data's token
+    for a; with ``teacher: answers`` it is that.
+    """
+    s_SK = ((1 - smoothing) * acceptance_SK.detach() + smoothing).masked_fill(~there_SK, 1.0)
+    reached_SK = s_SK.cumprod(-1) * there_SK
+    return reached_SK.flip(-1).cumsum(-1).flip(-1) * there_SK
+
+
+CHUNK = 256  # positions whose logits are held at once
+
+
 class _HeadLoss(torch.autograd.Function):
-    """Sum of a position loss through a linear head, chunk by chunk, gradients taken in the forward pass.
+    """Sum of a position loss through linear heads, chunk by chunk, gradients taken in the forward pass.
 
     Neither logits nor their gradients ever exist for more than one chunk, so memory does not grow with N x D.
     """
 
     @staticmethod
-    def forward(ctx: Any, hidden_NH: Tensor, head_DH: Tensor, teacher: Callable[[slice], Tensor], loss: RowsLoss,
-                chunk: int, dtype: torch.dtype) -> Tensor:  # fmt: skip
+    def forward(ctx: Any, hidden_NH: Tensor, head_N: Tensor | None, teacher: Callable[[slice], Tensor], loss: RowsLoss,
+                chunks: Sequence[slice], dtype: torch.dtype, *heads_DH: Tensor) -> Tensor:  # fmt: skip
         total = torch.zeros((), dtype=torch.float32, device=hidden_NH.device)
         grad_hidden_NH = torch.empty_like(hidden_NH)
-        grad_head_DH = torch.zeros_like(head_DH) if ctx.needs_input_grad[1] else None  # a borrowed head is frozen
-        weight_DH = head_DH.detach().to(dtype)
-        for start in range(0, hidden_NH.shape[0], chunk):
-            rows = slice(start, start + chunk)
+        needed = ctx.needs_input_grad[-len(heads_DH) :]  # a borrowed head is frozen
+        grads_DH = [torch.zeros_like(head) if need else None for head, need in zip(heads_DH, needed, strict=True)]
+        weights_DH = [head.detach().to(dtype) for head in heads_DH]
+        for rows in chunks:
             hidden_CH = hidden_NH[rows].detach().to(dtype)
-            z_CD = (hidden_CH @ weight_DH.T).float().requires_grad_()
+            of_head = _of_head(head_N, rows, len(heads_DH))
+            z_CD = _product(hidden_CH, [weight_DH.T for weight_DH in weights_DH], of_head).float().requires_grad_()
             with torch.enable_grad():
                 value = loss(z_CD, teacher(rows), rows).sum()
             (grad_CD,) = torch.autograd.grad(value, z_CD)
             total += value.detach()
             grad_CD = grad_CD.to(dtype)
-            grad_hidden_NH[rows] = (grad_CD @ weight_DH).to(grad_hidden_NH.dtype)
-            if grad_head_DH is not None:
-                grad_head_DH += (grad_CD.T @ hidden_CH).to(grad_head_DH.dtype)
-        ctx.save_for_backward(grad_hidden_NH, grad_head_DH)
+            grad_hidden_NH[rows] = _product(grad_CD, weights_DH, of_head).to(grad_hidden_NH.dtype)
+            for grad_DH, at in zip(grads_DH, of_head, strict=True):
+                if grad_DH is not None:
+                    grad_DH += (grad_CD[at].T @ hidden_CH[at]).to(grad_DH.dtype)
+        ctx.save_for_backward(grad_hidden_NH, *grads_DH)
         return total
 
     @staticmethod
     def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor | None, ...]:
-        grad_hidden_NH, grad_head_DH = ctx.saved_tensors
+        grad_hidden_NH, *grads_DH = ctx.saved_tensors
         scale = grad_outputs[0]
-        return grad_hidden_NH * scale, None if grad_head_DH is None else grad_head_DH * scale, None, None, None, None
+        scaled = (None if grad_DH is None else grad_DH * scale for grad_DH in grads_DH)
+        return grad_hidden_NH * scale, None, None, None, None, None, *scaled
 
 
-def head_loss(hidden_NH: Tensor, head_DH: Tensor, teacher: Callable[[slice], Tensor], loss: RowsLoss, *,
-              chunk: int = 256) -> Tensor:  # fmt: skip
-    """Scalar sum over N of ``loss(hidden @ head.T, teacher(rows), rows)``; differentiable in hidden and head.
+def _of_head(head_N: Tensor | None, rows: slice, heads: int) -> list[Any]:
+    """Which rows of a chunk go through each head."""
+    if head_N is None or heads == 1:
+        return [slice(None)]
+    return [(head_N[rows] == head).nonzero()[:, 0] for head in range(heads)]
 
-    ``teacher(rows)`` gives the target's log-probabilities ``log_p_ND`` of a slice of rows, computed when asked for.
-    Under autocast the two matrix products run in its dtype, everything else in float32.
+
+def _product(left_CX: Tensor, rights_XY: Sequence[Tensor], of_head: Sequence[Any]) -> Tensor:
+    """Each row times the matrix of its head."""
+    if len(rights_XY) == 1:
+        return left_CX @ rights_XY[0]
+    product_CY = left_CX.new_empty(len(left_CX), rights_XY[0].shape[1])
+    for right_XY, at in zip(rights_XY, of_head, strict=True):
+        product_CY[at] = left_CX[at] @ right_XY
+    return product_CY
+
+
+def head_loss(hidden_NH: Tensor, heads_DH: Sequence[Tensor], teacher: Callable[[slice], Tensor], loss: RowsLoss, *,
+              head_N: Tensor | None = None, chunks: Sequence[slice] | int = CHUNK) -> Tensor:  # fmt: skip
+    """Scalar sum over N of ``loss(hidden @ head.T, teacher(rows), rows)``; differentiable in hidden and heads.
+
+    ``head_N`` numbers each row's head where there are several. ``teacher(rows)`` gives the target's log-probabilities
+    ``log_p_ND`` of a slice of rows, computed when asked for. ``chunks`` are slices that cover the rows, or their size.
+    Under autocast the matrix products run in its dtype, everything else in float32.
     """
     kind = hidden_NH.device.type
-    dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else head_DH.dtype
+    dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else heads_DH[0].dtype
+    if isinstance(chunks, int):
+        chunks = [slice(start, start + chunks) for start in range(0, len(hidden_NH), chunks)]
     with torch.autocast(kind, enabled=False):
-        total: Tensor = _HeadLoss.apply(hidden_NH, head_DH, teacher, loss, chunk, dtype)
+        total: Tensor = _HeadLoss.apply(hidden_NH, head_N, teacher, loss, chunks, dtype, *heads_DH)
     return total

@@ -9,6 +9,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
 
+from spectrain.drafters.base import OWN_TARGET
 from spectrain.errors import SpectrainError
 from spectrain.files import write_json
 from spectrain.identity import TargetIdentity
@@ -44,7 +45,11 @@ class TokenizerRecord(_Record):
 
 
 class Manifest(_Record):
-    """spectrain.json. ``files`` maps every other file, save those of ADDED_LATER, to its SHA-256."""
+    """spectrain.json. ``files`` maps every other file, save those of ADDED_LATER, to its SHA-256.
+
+    A target that was trained with the drafter lies in the bundle, in ``OWN_TARGET``; ``target`` is then that one, and
+    ``derived_from`` the one that training started from.
+    """
 
     format_version: Literal[1] = 1
     spectrain_version: str
@@ -52,6 +57,7 @@ class Manifest(_Record):
     drafter: dict[str, Any]
     storage_dtype: str
     target: TargetRecord
+    derived_from: TargetRecord | None = None
     tokenizer: TokenizerRecord
     taps: tuple[int, ...] | None
     tap_convention: str | None
@@ -66,6 +72,12 @@ class Manifest(_Record):
     def _taps_have_a_convention(self) -> Manifest:
         if (self.taps is None) != (self.tap_convention is None):
             raise ValueError("taps and tap_convention belong together: one of them is missing")
+        return self
+
+    @model_validator(mode="after")
+    def _own_target_has_an_origin(self) -> Manifest:
+        if (self.derived_from is not None) != any(name.startswith(f"{OWN_TARGET}/") for name in self.files):
+            raise ValueError(f"derived_from and the files of {OWN_TARGET}/ belong together: one of them is missing")
         return self
 
 
@@ -84,9 +96,15 @@ def read_manifest(folder: Path | str) -> Manifest:
         raise SpectrainError(f"{path} is not JSON: {error}") from error
 
 
+def target_of(folder: Path | str, manifest: Manifest) -> str | None:
+    """Where the bundle's target lies: in the bundle itself, or under the name that its manifest gives, if any."""
+    return manifest.target.name if manifest.derived_from is None else str(Path(folder) / OWN_TARGET)
+
+
 def publishable(manifest: Manifest) -> str | None:
     """Why the bundle cannot be published, or None when it can."""
-    name, revision = manifest.target.name, manifest.target.revision
+    public = manifest.derived_from or manifest.target
+    name, revision = public.name, public.revision
     if not name or not re.fullmatch(r"[\w-][\w.-]*(/[\w-][\w.-]*)?", name) or Path(name).exists():
         return f"its target is {name!r}, not a Hub id; give the id and revision that others can fetch"
     if not revision:
@@ -97,7 +115,8 @@ def publishable(manifest: Manifest) -> str | None:
 def name_target(folder: Path | str, name: str, revision: str) -> Manifest:
     """Record the Hub id and revision of the target, which a bundle trained against a local folder lacks."""
     manifest = read_manifest(folder)
-    target = manifest.target.model_copy(update={"name": name, "revision": revision})
-    manifest = manifest.model_copy(update={"target": target})
+    field = "target" if manifest.derived_from is None else "derived_from"
+    record = getattr(manifest, field).model_copy(update={"name": name, "revision": revision})
+    manifest = manifest.model_copy(update={field: record})
     write_json(Path(folder) / MANIFEST_FILE, manifest.model_dump(mode="json"))
     return manifest

@@ -1,7 +1,8 @@
 """A run from chats to a report, in stages that each finish or resume: prepare, train, evaluate.
 
-Everything a run makes lies in the recipe's ``output`` folder: ``data/`` (answers, rows), ``features/``, ``training/``,
-``bundle/``, ``evaluation/``, and at the top ``acceptance.json`` with the reports made from it.
+Everything a run makes lies in the recipe's ``output`` folder: ``training/``, ``bundle/``, ``evaluation/``, and at the
+top ``acceptance.json`` with the reports made from it. ``data/`` (answers, counts) and ``features/`` lie there too, or
+in ``prepared``, where recipes with the same target and traffic share them.
 """
 
 from __future__ import annotations
@@ -11,20 +12,25 @@ import shutil
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 import torch
 from accelerate import PartialState
 
-from spectrain.bundle import save_drafter
+from spectrain.bundle import read_bundle, resolve_bundle, save_drafter
 from spectrain.config import Recipe
 from spectrain.data.conversations import Conversation, EncodedRow, encode_all, load_conversations
 from spectrain.data.features import FeatureStore, extract_features, store_key
 from spectrain.data.split import check_leaks, conversations_digest, split_conversations
-from spectrain.drafters import family_of
+from spectrain.drafters import TrainableDrafter, family_of
 from spectrain.errors import SpectrainError
 from spectrain.evaluation.acceptance import AcceptanceConfig
 from spectrain.evaluation.bundles import evaluate_bundle
 from spectrain.files import atomic_folder, file_digest, write_json
+from spectrain.identity import compare, compare_targets, first_difference, tokenizer_identity
+from spectrain.interop import WEIGHTS_FILE, format_of_config
+from spectrain.manifest import read_manifest, target_of
+from spectrain.on_policy import training_prompts
 from spectrain.regenerate import regenerate
 from spectrain.target import Target, load_target
 from spectrain.training import Trainer
@@ -49,6 +55,7 @@ class Run:
 
     def __init__(self, recipe: Recipe, *, progress: bool = True) -> None:
         self.recipe, self.folder, self.progress = recipe, Path(recipe.output), progress
+        self.prepared = Path(recipe.prepared or recipe.output)
 
     @cached_property
     def target(self) -> Target:
@@ -91,21 +98,27 @@ class Run:
         if self.recipe.regenerate is not None:
             for side, chats in sides.items():
                 path = regenerate(self.target, self.target.identity().digest, chats, self.recipe.regenerate,
-                                  self.folder / "data" / f"{side}.jsonl", progress=self.progress)  # fmt: skip
+                                  self.prepared / "data" / f"{side}.jsonl", progress=self.progress)  # fmt: skip
                 sides[side] = load_conversations(path)
         taps = self.recipe.drafter.taps(self.target)
-        rows, stores, counts = {}, {}, {}
+        rows, keys, counts = {}, {}, {}
         for side, chats in sides.items():
             rows[side], dropped = encode_all(chats, self.target.tokenizer, data.max_length)
-            key = store_key(rows[side], self.target, self.target.identity().digest, taps, data.feature_dtype)
-            stores[side] = extract_features(self.folder / "features" / side, rows[side], self.target, key,
-                                            progress=self.progress)  # fmt: skip
+            top_k = data.teacher_top_k if side == "train" else None  # scores are against the whole law
+            keys[side] = store_key(rows[side], self.target, self.target.identity().digest, taps, data.feature_dtype,
+                                   top_k)  # fmt: skip
             answer = sum(sum(row.mask) for row in rows[side])
             counts[side] = {"conversations": len(chats), "rows": len(rows[side]), "dropped": asdict(dropped),
-                            "tokens": sum(len(row.ids) for row in rows[side]), "answer_tokens": answer}  # fmt: skip
+                            "tokens": sum(len(row.ids) for row in rows[side]), "answer_tokens": answer,
+                            "digest": keys[side]["rows"]}  # fmt: skip
             tokens = f"{counts[side]['tokens']} tokens, {answer} of answers"
             self.say(f"{side}: {len(rows[side])} rows, {tokens}; dropped: {dropped}")
-        write_json(self.folder / "data" / "counts.json", counts)
+        _check_same_rows(self.prepared / "data" / "counts.json", counts)
+        stores = {}
+        for side in sides:
+            folder = self.prepared / "features" / "-".join([side, *map(str, taps), *_top(keys[side])])
+            stores[side] = extract_features(folder, rows[side], self.target, keys[side], progress=self.progress)
+        write_json(self.prepared / "data" / "counts.json", counts)
         return Prepared(sides["train"], sides["heldout"], rows["train"], stores["train"], stores["heldout"])
 
     # --- train ------------------------------------------------------------------------------------------------
@@ -126,6 +139,7 @@ class Run:
             counts_V += torch.bincount(answers, minlength=len(counts_V))
         torch.manual_seed(self.recipe.training.seed)
         drafter = family_of(self.recipe.drafter).build(self.recipe.drafter, self.target, counts_V)
+        origin = self._warm_start(drafter)
         recipe = self.recipe.model_dump(mode="json")
         sampler = asdict(self.recipe.regenerate.sampler) if self.recipe.regenerate else {}
 
@@ -137,7 +151,9 @@ class Run:
 
         trainer = Trainer(drafter, self.target.head, prepared.train_store, prepared.heldout_store,
                           loss=self.recipe.loss, optim=self.recipe.optim, config=self.recipe.training,
-                          folder=self.folder / "training", save_bundle=save, settings=recipe)  # fmt: skip
+                          folder=self.folder / "training", save_bundle=save, settings=recipe, origin=origin,
+                          prompts=training_prompts(self.recipe.training.on_policy, self.target, prepared.train,
+                                                   self.recipe.data.max_length))  # fmt: skip
         trainer.run()
         if PartialState().is_main_process:
             latest = trainer.checkpoints.all()[-1] / "bundle"
@@ -147,6 +163,25 @@ class Run:
         PartialState().wait_for_everyone()
         self.say(f"bundle: {self.bundle}")
         return self.bundle
+
+    def _warm_start(self, drafter: TrainableDrafter) -> dict[str, Any] | None:
+        """Give a new drafter the weights of the recipe's bundle, if it names one; what identifies them.
+
+        A run that goes on from its checkpoint does this too, and then the checkpoint's weights replace these.
+        """
+        config = self.recipe.warm_start
+        if config is None:
+            return None
+        if Path(config.bundle).resolve() == self.bundle.resolve():
+            raise SpectrainError(
+                f"warm_start.bundle {config.bundle} is what this run will write; choose another output"
+            )
+        with PartialState().main_process_first():
+            folder = resolve_bundle(config.bundle, config.revision)
+        notes = warm_start(drafter, folder, self.target, remap=config.remap)
+        for note in notes:
+            self.say(f"note: {note}")
+        return {"weights": read_manifest(folder).files[WEIGHTS_FILE], "remap": config.remap}
 
     # --- evaluate ---------------------------------------------------------------------------------------------
 
@@ -164,7 +199,48 @@ class Run:
         return path
 
 
+def _top(key: dict[str, Any]) -> list[str]:
+    """What a store's folder adds to its name where it also holds the likeliest tokens."""
+    return [] if key["teacher_top_k"] is None else [f"top{key['teacher_top_k']}"]
+
+
 def _holds(folder: Path, source: Path) -> bool:
     """Whether every file of ``source`` is in ``folder`` as it is there."""
     names = [path.relative_to(source) for path in source.rglob("*") if path.is_file()]
     return all((folder / n).is_file() and file_digest(folder / n) == file_digest(source / n) for n in names)
+
+
+def warm_start(drafter: TrainableDrafter, folder: Path, target: Target, *, remap: bool = False) -> tuple[str, ...]:
+    """Give ``drafter`` the weights of the bundle in ``folder``; harmless differences as notes.
+
+    The bundle's own target may be another one, as long as its ids mean the same: SpectrainError where they do not, or
+    where the drafters are not of one family and size.
+    """
+    contents = read_bundle(folder)
+    tokens = compare(contents.identity, tokenizer_identity(target.tokenizer, contents.manifest.tokenizer.eos_ids))
+    if tokens.level == "different":
+        raise SpectrainError(
+            f"warm start: the bundle {folder} speaks of other ids than this target (bundle against target): "
+            f"{tokens.first_difference}"
+        )
+    models = compare_targets(contents.manifest.target.identity, target.identity())
+    notes = [f"warm start: {note}" for note in (*contents.notes, *tokens.differences)]
+    if models.level == "different":
+        own = target_of(folder, contents.manifest)
+        notes.append(f"warm start: the bundle was trained for another target, {own}: {models.first_difference}")
+    old = format_of_config(contents.config, str(folder)).to_drafter(
+        contents.settings, contents.tensors, contents.manifest.drafter
+    )
+    return (*notes, *drafter.warm_start(old, target, remap=remap))
+
+
+def _check_same_rows(path: Path, counts: dict[str, dict[str, Any]]) -> None:
+    """Whoever shares prepared answers and features trains on the same rows."""
+    found = json.loads(path.read_text(encoding="utf-8")) if path.exists() else counts
+    for side, ours in counts.items():
+        if found[side] != ours:
+            raise SpectrainError(
+                f"{path.parent.parent} was prepared from other rows, its own against these: {side}."
+                f"{first_difference(found[side], ours)}; give this recipe the same data, or choose another prepared "
+                "folder or output"
+            )

@@ -24,7 +24,7 @@ from spectrain.decoding.trace import Generation
 from spectrain.drafters.base import Drafter
 from spectrain.errors import SpectrainError
 from spectrain.exact.sampler import Sampler
-from spectrain.manifest import read_manifest
+from spectrain.manifest import read_manifest, target_of
 from spectrain.shapes import Chain, Shape
 from spectrain.target import Target, load_target
 
@@ -90,9 +90,10 @@ def load_bundle(
         if not isinstance(given, kinds):
             raise SpectrainError(f"{what} {type(given).__name__}: expected a folder or a Hub id (or a loaded Target)")
     folder = resolve_bundle(bundle, revision)
-    recorded = read_manifest(folder).target
+    manifest = read_manifest(folder)
+    recorded = manifest.target
     if not isinstance(target, Target):
-        name = str(target) if target else recorded.name
+        name = str(target) if target else target_of(folder, manifest)
         if not name:
             raise SpectrainError(f"{folder} does not say which target it belongs to; give target=")
         at = recorded.revision if name == recorded.name else None

@@ -1,6 +1,6 @@
 """The frozen target: hidden-state taps, the head, and the law of the next token.
 
-Shapes: B batch, T positions, H hidden, F = taps x H, V vocabulary rows of the head.
+Shapes: B batch, T positions, H hidden, F = taps x H, V vocabulary rows of the head, K of the likeliest tokens.
 
 Tap convention: tap k is the residual stream *entering* decoder layer k (0 <= k < L), which is Hugging Face's
 ``hidden_states[k]`` and vLLM's auxiliary layer id k. The last hidden state is the one *after* the final norm: it is
@@ -10,7 +10,7 @@ what the head reads.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -52,7 +52,8 @@ class FeatureBatch:
 
     ``hidden_BTH`` is the target's last hidden state after the final norm: head(hidden[t]) is the law of token t+1, and
     ``log_normaliser_BT[t]`` its logsumexp over the full vocabulary; ``greedy_BT[t]`` its argmax. Both are only filled
-    where token t+1 is an answer token.
+    where token t+1 is an answer token, and so are ``top_ids_BTK`` and ``top_log_p_BTK``, its K likeliest tokens with
+    their log-probabilities over the full vocabulary (None where they were not stored).
     """
 
     ids_BT: Tensor
@@ -61,6 +62,19 @@ class FeatureBatch:
     taps_BTF: Tensor
     log_normaliser_BT: Tensor
     greedy_BT: Tensor
+    top_ids_BTK: Tensor | None = None
+    top_log_p_BTK: Tensor | None = None
+
+    def as_seen(self, hidden_BTH: Tensor, head: OutputHead) -> FeatureBatch:
+        """This batch for a target with these last hidden states, after the final norm, and this ``head``: the same
+        tokens and taps, other laws. Nothing flows back into the states; likeliest tokens are not kept."""
+        asked_BT = nn.functional.pad(self.answer_BT[:, 1:], (0, 1))
+        summary = head.summary(hidden_BTH.detach()[asked_BT])
+        normaliser_BT, greedy_BT = torch.zeros_like(self.log_normaliser_BT), torch.zeros_like(self.greedy_BT)
+        normaliser_BT[asked_BT] = summary.log_normaliser_N.to(normaliser_BT.dtype)
+        greedy_BT[asked_BT] = summary.greedy_N
+        return replace(self, hidden_BTH=hidden_BTH.detach(), log_normaliser_BT=normaliser_BT, greedy_BT=greedy_BT,
+                       top_ids_BTK=None, top_log_p_BTK=None)  # fmt: skip
 
 
 def default_taps(num_layers: int) -> tuple[int, int, int]:

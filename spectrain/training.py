@@ -11,21 +11,20 @@ from __future__ import annotations
 import math
 import os
 import time
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from accelerate import Accelerator
-from accelerate.utils import set_seed
-from pydantic import BaseModel, ConfigDict, Field
+from accelerate.utils import gather_object, set_seed
 from torch import Tensor
 from torch.optim.lr_scheduler import LambdaLR
 from tqdm import tqdm
 
 from spectrain.checkpoints import Checkpoints, Metrics
 from spectrain.data.batches import collate, padding_share, plan_epoch
+from spectrain.data.conversations import EncodedRow
 from spectrain.data.features import FeatureStore
 from spectrain.drafters.base import TrainableDrafter
 from spectrain.drafters.objective import DrafterLoss, LossConfig
@@ -34,73 +33,12 @@ from spectrain.errors import SpectrainError
 from spectrain.files import json_digest
 from spectrain.heads import OutputHead
 from spectrain.losses import depth_weights, supervised
+from spectrain.on_policy import OnPolicy, Prompts
+from spectrain.schedule import Curriculum, OptimConfig, Step, TrainingConfig
 from spectrain.target import FeatureBatch
 
-
-class OptimConfig(BaseModel):
-    """AdamW with warm-up and cosine, in optimizer steps whatever the number of processes."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
-    lr: float = Field(5e-5, gt=0)
-    betas: tuple[float, float] = (0.9, 0.95)
-    weight_decay: float = Field(0.0, ge=0)
-    clip: float = Field(0.5, gt=0, description="largest gradient norm")
-    warmup: float = Field(0.05, ge=0, lt=1, description="share of all optimizer steps")
-    schedule: Literal["cosine", "linear", "constant_with_warmup"] = "cosine"
-
-    def rate(self, step: int, total: int) -> float:
-        """Share of ``lr`` that optimizer step ``step`` of ``total`` (from 1) uses: full at the last warm-up step.
-
-        Neither the first step nor the last one is wasted on a rate of zero.
-        """
-        peak = max(1, math.ceil(self.warmup * total))
-        if step < peak or self.schedule == "constant_with_warmup":
-            return min(1.0, step / peak)
-        left = (total + 1 - step) / (total + 1 - peak)
-        return left if self.schedule == "linear" else (1 - math.cos(math.pi * left)) / 2
-
-
-class TrainingConfig(BaseModel):
-    """How long, how much at once, and what to write."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
-    epochs: int = Field(4, ge=1)
-    micro_batch_tokens: int = Field(2048, ge=1, description="padded tokens of one forward on one process")
-    accumulation: int = Field(1, ge=1, description="micro-batches a process adds up before a step")
-    precision: Literal["no", "bf16"] = Field("no", description="autocast; parameters stay float32")
-    seed: int = 0
-    validate_every: int = Field(100, ge=1, description="optimizer steps")
-    validation_depths: int = Field(5, ge=1, description="draft tokens a round that validation looks at")
-    checkpoint_every: int = Field(200, ge=1, description="optimizer steps")
-    keep: int = Field(2, ge=1, description="latest checkpoints that stay on disk")
-    tracker: Literal["none", "wandb", "tensorboard"] = "none"
-
-
-@dataclass(frozen=True)
-class Curriculum:
-    """Optimizer steps of a run, and the micro-batches of each."""
-
-    lengths: Sequence[int]
-    config: TrainingConfig
-    processes: int
-
-    def epoch(self, epoch: int) -> list[list[list[int]]]:
-        """Steps of an epoch; each is the list of its micro-batches over all processes."""
-        batches = plan_epoch(self.lengths, self.config.micro_batch_tokens, self.config.seed, epoch)
-        size = self.config.accumulation * self.processes
-        return [batches[i : i + size] for i in range(0, len(batches), size)]
-
-    def total_steps(self) -> int:
-        return sum(len(self.epoch(epoch)) for epoch in range(self.config.epochs))
-
-    def steps(self, done: int) -> Iterator[tuple[int, list[list[int]]]]:
-        """(epoch, micro-batches) of every step after the first ``done``."""
-        number = 0
-        for epoch in range(self.config.epochs):
-            for step in self.epoch(epoch):
-                if number >= done:
-                    yield epoch, step
-                number += 1
+MicroBatch = Sequence[int] | Sequence[EncodedRow]
+"""Numbers of prepared rows, or on-policy rows whose features are computed on the spot."""
 
 
 class Trainer:
@@ -108,10 +46,11 @@ class Trainer:
 
     def __init__(self, drafter: TrainableDrafter, head: OutputHead, train: FeatureStore, heldout: FeatureStore, *,
                  loss: LossConfig, optim: OptimConfig, config: TrainingConfig, folder: Path,
-                 save_bundle: Callable[[Path], None], settings: dict[str, Any]) -> None:  # fmt: skip
+                 save_bundle: Callable[[Path], None], settings: dict[str, Any],
+                 prompts: Prompts | None = None, origin: dict[str, Any] | None = None) -> None:  # fmt: skip
         self.config, self.optim, self.loss = config, optim, loss
         self.train_rows, self.heldout_rows, self.folder = train, heldout, folder
-        self.save_bundle = save_bundle
+        self.save_bundle, self.origin = save_bundle, origin
         self.head = head
         self.accelerator = _accelerator(config, folder)
         self.curriculum = Curriculum(
@@ -120,13 +59,16 @@ class Trainer:
         self.total_steps = self.curriculum.total_steps()
         _check_supervised(drafter, train=train, heldout=heldout)
         module = DrafterLoss(drafter.train(), head, loss)
-        parameters = [p for p in drafter.parameters() if p.requires_grad]
-        optimizer = torch.optim.AdamW(parameters, lr=optim.lr, betas=optim.betas, weight_decay=optim.weight_decay)
+        parts = drafter.parameter_groups()
+        groups = [{"params": part["params"], "lr": optim.lr * part["lr_scale"]} for part in parts]
+        optimizer = torch.optim.AdamW(groups, lr=optim.lr, betas=optim.betas, weight_decay=optim.weight_decay)
         # The scheduler counts optimizer steps: it is not handed to `prepare`, which would step it once a process.
         self.scheduler = LambdaLR(optimizer, lambda done: optim.rate(done + 1, self.total_steps))
+        self.lr_scale = parts[0]["lr_scale"]
         self.module, self.optimizer = self.accelerator.prepare(module, optimizer)
-        self.parameters = parameters
+        self.parameters = [parameter for group in groups for parameter in group["params"]]
         self.accelerator.register_for_checkpointing(self.scheduler)
+        self.on_policy = self._on_policy(prompts)
         self.metrics = Metrics(folder / "metrics.jsonl")
         self.checkpoints = Checkpoints(folder / "checkpoints", self.accelerator, config.keep, self._run())
         if config.tracker != "none":
@@ -139,7 +81,8 @@ class Trainer:
 
     def _run(self) -> dict[str, Any]:
         """What the numbers of this run depend on: only a run with the same goes on from its checkpoints."""
-        ours = {"epochs", "micro_batch_tokens", "precision", "seed"}
+        ours = {"epochs", "micro_batch_tokens", "precision", "seed", "on_policy"}
+        live = {} if self.on_policy is None else {"prompts": json_digest(self.on_policy.prompts)}
         return {
             "drafter": self.drafter.config.model_dump(mode="json"),
             "loss": self.loss.model_dump(mode="json"),
@@ -147,7 +90,18 @@ class Trainer:
             "training": self.config.model_dump(mode="json", include=ours),
             "micro_batches_per_step": self.config.accumulation * self.accelerator.num_processes,
             "features": json_digest(self.train_rows.key),
+            **live,
+            **({} if self.origin is None else {"warm_start": self.origin}),
         }
+
+    def _on_policy(self, prompts: Prompts | None) -> OnPolicy | None:
+        config = self.config.on_policy
+        if config is None:
+            return None
+        if prompts is None:
+            raise SpectrainError("training.on_policy is set, but the trainer was given no prompts to write from")
+        return OnPolicy(config, prompts, self.drafter, self.folder / "on_policy", self.accelerator,
+                        self.config.micro_batch_tokens)  # fmt: skip
 
     def run(self) -> dict[str, Any]:
         """Train to the end; the final validation scores and the time spent, also kept in ``metrics.jsonl``."""
@@ -158,9 +112,12 @@ class Trainer:
         last: dict[str, Any] = {}
         quiet = not self.accelerator.is_main_process
         with tqdm(total=self.total_steps, initial=done, desc="train", unit="step", disable=quiet) as bar:
-            for step, (epoch, batches) in enumerate(self.curriculum.steps(done), done + 1):
-                last = self._step(batches, step)
-                last |= {"step": step, "epoch": epoch, "seconds": time.perf_counter() - started}
+            for planned in self.curriculum.steps(done):
+                step = planned.number
+                self.drafter.set_progress(step, self.total_steps)
+                live, written = self._write(planned)
+                last = self._step([*planned.batches, *live], step) | written
+                last |= {"step": step, "epoch": planned.epoch, "seconds": time.perf_counter() - started}
                 bar.update()
                 bar.set_postfix(loss=f"{last['loss']:.3f}", lr=f"{last['lr']:.1e}")
                 if step % self.config.validate_every == 0 or step == self.total_steps:
@@ -173,25 +130,26 @@ class Trainer:
         self.accelerator.end_training()
         return last or self.metrics.read()[-1]
 
-    def _step(self, batches: list[list[int]], step: int) -> dict[str, Any]:
+    def _write(self, step: Step) -> tuple[list[list[EncodedRow]], dict[str, Any]]:
+        """The step's on-policy micro-batches, and what was written for them if this is where new rows are due."""
+        if self.on_policy is None:
+            return [], {}
+        kept = [int(path.name.removeprefix("step-")) for path in self.checkpoints.all()]
+        written = self.on_policy.prepare(step.number, step.on_policy.start, kept)
+        return self.on_policy.micro_batches(step.on_policy), {} if written is None else {"on_policy": written}
+
+    def _step(self, batches: Sequence[MicroBatch], step: int) -> dict[str, Any]:
         """One optimizer step over this process's share of ``batches``."""
         share = batches[self.accelerator.process_index :: self.accelerator.num_processes]
         rounds = -(-len(batches) // self.accelerator.num_processes)
         started = time.perf_counter()
-        micro = [collate(self.train_rows, rows, self.accelerator.device) for rows in share]
+        micro = [self._features(batch) for batch in share]
         counts = self._global_counts(micro)
-        # Gradients are averaged over processes, so each contributes its part times their number.
-        scale = self.accelerator.num_processes
-        decay = depth_weights(len(counts), self.loss.decay)
-        weights = [scale * w / max(1, c) for w, c in zip(decay, counts, strict=True)]
+        weights = self._weights(counts)
         total = torch.zeros((), device=self.accelerator.device)
         for number in range(rounds):
             # A process without a micro-batch of its own joins in with one that counts nothing.
-            batch = (
-                micro[number]
-                if number < len(micro)
-                else _unsupervised(collate(self.train_rows, batches[0], self.accelerator.device))
-            )
+            batch = micro[number] if number < len(micro) else _unsupervised(self._features(batches[0]))
             if number < rounds - 1:
                 with self.accelerator.no_sync(self.module):
                     total += self._backward(batch, weights)
@@ -201,19 +159,39 @@ class Trainer:
         norm = float(self.accelerator.clip_grad_norm_(self.parameters, self.optim.clip))
         if not math.isfinite(loss) or not math.isfinite(norm):
             raise SpectrainError(
-                f"loss {loss}, gradient norm {norm} at step {step} (rows {batches}): training has diverged; "
+                f"loss {loss}, gradient norm {norm} at step {step} (rows {_rows(batches)}): training has diverged; "
                 "lower optim.lr, or look at these rows of the prepared data"
             )
-        rate = self.scheduler.get_last_lr()[0]
+        rate = self.scheduler.get_last_lr()[0] / self.lr_scale
         self.optimizer.step()
         self.scheduler.step()
         self.optimizer.zero_grad()
-        tokens = sum(self.curriculum.lengths[row] for rows in batches for row in rows)
+        lengths = [self._length(row) for rows in batches for row in rows]
+        numbers = iter(range(len(lengths)))
         return {
             "loss": loss, "lr": rate, "gradient_norm": norm, "supervised": counts[0],
-            "tokens_per_second": tokens / (time.perf_counter() - started),
-            "padding": padding_share(self.curriculum.lengths, batches),
+            "tokens_per_second": sum(lengths) / (time.perf_counter() - started),
+            "padding": padding_share(lengths, [[next(numbers) for _ in rows] for rows in batches]),
         }  # fmt: skip
+
+    def _features(self, batch: MicroBatch) -> FeatureBatch:
+        live = [row for row in batch if isinstance(row, EncodedRow)]
+        if live and self.on_policy is not None:
+            return self.on_policy.features(live)
+        return collate(self.train_rows, [row for row in batch if isinstance(row, int)], self.accelerator.device)
+
+    def _length(self, row: int | EncodedRow) -> int:
+        return len(row.ids) if isinstance(row, EncodedRow) else self.curriculum.lengths[row]
+
+    def _weights(self, counts: list[int]) -> list[float]:
+        """What a position counts, of each draft depth and then of each auxiliary.
+
+        Gradients are averaged over processes, so each contributes its part times their number.
+        """
+        depths = len(self.drafter.shifts())
+        decay = 1.0 if self.loss.positions == "d_pace" else self.loss.decay  # D-PACE weighs positions by itself
+        shares = [*depth_weights(depths, decay), *(1.0 for _ in counts[depths:])]
+        return [self.accelerator.num_processes * w / max(1, c) for w, c in zip(shares, counts, strict=True)]
 
     def _backward(self, batch: FeatureBatch, weights: list[float]) -> Tensor:
         with self.accelerator.autocast():
@@ -222,8 +200,8 @@ class Trainer:
         return loss.detach()
 
     def _global_counts(self, micro: list[FeatureBatch]) -> list[int]:
-        """Supervised positions of each depth over the whole step, all processes."""
-        shifts = self.drafter.shifts()
+        """Supervised positions of each depth, then of each auxiliary, over the whole step and all processes."""
+        shifts = (*self.drafter.shifts(), *self.drafter.auxiliary_shifts())
         local = [sum(int(supervised(batch.answer_BT, shift).sum()) for batch in micro) for shift in shifts]
         return self.accelerator.reduce(torch.tensor(local, device=self.accelerator.device), reduction="sum").tolist()
 
@@ -238,14 +216,7 @@ class Trainer:
             with self.accelerator.autocast():
                 scores = scores + score_batch(drafter, batch, self.head, self.config.validation_depths)
         drafter.train()
-        return sum(self._gather_scores(scores), DepthScores())
-
-    def _gather_scores(self, scores: DepthScores) -> list[DepthScores]:
-        if self.accelerator.num_processes == 1:
-            return [scores]
-        everyone: list[Any] = [None] * self.accelerator.num_processes
-        torch.distributed.all_gather_object(everyone, scores)
-        return everyone
+        return sum(gather_object([scores]), DepthScores())
 
     def _record(self, values: dict[str, Any]) -> None:
         if self.config.tracker != "none":
@@ -263,6 +234,11 @@ def _check_supervised(drafter: TrainableDrafter, **stores: FeatureStore) -> None
                 f"nothing is supervised in the {len(store)} {name} rows: none has {shift} answer tokens in a row, "
                 "which the first draft depth needs; give longer answers, or have them generated first"
             )
+
+
+def _rows(batches: Sequence[MicroBatch]) -> list[list[int | str]]:
+    """Micro-batches for people: numbers of prepared rows, conversations of on-policy ones."""
+    return [[f"on-policy {row.conversation}" if isinstance(row, EncodedRow) else row for row in b] for b in batches]
 
 
 def _unsupervised(batch: FeatureBatch) -> FeatureBatch:

@@ -41,7 +41,7 @@ def test_shipped_recipes_load_and_name_traffic_that_ships(path):
     recipe = load_recipe(path)
     root = Path(__file__).parents[1]
     assert recipe.drafter.trainable
-    if path.parent.name != "your-model":  # whose names stand for what a reader fills in
+    if path.parent.name.startswith("smollm2"):  # elsewhere names stand for what a reader fills in
         assert all((root / name).is_file() for name in (*recipe.data.train, *recipe.data.heldout))
     assert recipe == Recipe.model_validate(recipe.model_dump(mode="json"))
 
@@ -202,6 +202,49 @@ def test_an_override_that_is_no_yaml_is_refused(write):
 def test_a_wrong_value_names_its_key_and_what_was_found(write, override, message):
     path = write()
     assert refusal(path, override).startswith(f"{path}: {message}")
+
+
+@pytest.mark.parametrize(
+    ("drafter", "tree", "message"),
+    [
+        (
+            "{type: medusa, heads: 3}",
+            "{paths: [[0], [0, 0], [0, 0, 0], [0, 0, 0, 0]]}",
+            "evaluation.trees: tree path [0, 0, 0, 0] has depth 4, medusa drafts at most 3 tokens ahead",
+        ),
+        (
+            "{type: eagle3, draft_vocab_size: 2}",
+            "{paths: [[0], [0, 0], [0, 1], [0, 2]]}",
+            "evaluation.trees: tree path [0, 2] is beyond the 2 tokens that eagle3 can propose",
+        ),
+        ("{type: medusa, heads: 3}", "{paths: [[0], [1, 0]]}", "evaluation.trees.0: tree path [1, 0]: its parent [1]"),
+        ("{type: medusa, heads: 3}", "{depth: 4, top_k: 2, nodes: 4}", "dynamic tree of 4 has depth 4, medusa drafts"),
+    ],
+    ids=["deeper than the heads", "a rank beyond the columns", "a prefix that is absent", "grown too deep"],
+)
+def test_a_tree_that_the_drafter_cannot_fill_is_refused_before_anything_runs(write, drafter, tree, message):
+    found = refusal(write(), f"drafter={drafter}", f"evaluation.trees=[{tree}]")
+    assert message in found
+    fits = load_recipe(write(), [f"drafter={drafter}", "evaluation.trees=[{paths: [[0], [1], [0, 0], [0, 0, 0]]}]"])
+    assert fits.evaluation.trees[0].depth == 3
+
+
+def test_sharing_and_warm_starts_are_off_unless_asked_for(write):
+    recipe = load_recipe(write())
+    assert (recipe.prepared, recipe.warm_start) == (None, None)
+    warm = load_recipe(write(), ["warm_start.bundle=org/x", "warm_start.revision=abc", "prepared=runs/shared"])
+    assert warm.warm_start.model_dump() == {"bundle": "org/x", "revision": "abc", "remap": False}
+    assert warm.prepared == "runs/shared"
+    assert "warm_start.bundle: Field required" in refusal(write(), "warm_start={remap: true}")
+
+
+def test_recipes_of_one_target_and_traffic_share_what_is_prepared():
+    """All that ship for a target, but the quickstart, which stands alone."""
+    shared = [load_recipe(path) for path in SHIPPED if path.parent.name.startswith("smollm2")]
+    assert {r.prepared for r in shared} == {"runs/prepared", None}
+    (alone,) = (r for r in shared if r.prepared is None)
+    assert alone.output == "runs/quickstart"
+    assert len({(r.target, r.data.train, r.data.max_length, r.regenerate) for r in shared}) == 1
 
 
 @pytest.mark.parametrize("key", ["target", "data", "drafter", "output"])

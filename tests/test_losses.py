@@ -11,8 +11,19 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from spectrain.drafters.objective import LossName
-from spectrain.losses import LOSSES, acceptance, depth_weights, forward_kl, head_loss, supervised, total_variation
+from spectrain.losses import (
+    LOSSES,
+    Laws,
+    LossName,
+    acceptance,
+    depth_weights,
+    forward_kl,
+    head_loss,
+    mixture,
+    pace_weights,
+    supervised,
+    total_variation,
+)
 
 N, H, D, V = 23, 6, 11, 17
 
@@ -58,33 +69,34 @@ def test_values_by_hand():
     p, q = torch.tensor([[0.5, 0.25, 0.25]]), torch.tensor([[0.25, 0.25, 0.5]])
     z, log_p = q.log() + 3.0, p.log()  # logits are laws up to a constant
     assert acceptance(z, log_p).tolist() == pytest.approx([0.75])
-    assert total_variation(z, log_p).tolist() == pytest.approx([0.25])
-    assert forward_kl(z, log_p).tolist() == pytest.approx([1.75 * math.log(2)])
-    assert (forward_kl(z, log_p) - forward_kl(log_p, log_p)).item() == pytest.approx(0.25 * math.log(2))  # KL(p||q)
+    assert total_variation(Laws(z, log_p)).tolist() == pytest.approx([0.25])
+    assert forward_kl(Laws(z, log_p)).tolist() == pytest.approx([1.75 * math.log(2)])
+    divergence = forward_kl(Laws(z, log_p)) - forward_kl(Laws(log_p, log_p))
+    assert divergence.item() == pytest.approx(0.25 * math.log(2))  # KL(p||q)
 
 
 def test_the_other_divergences_by_hand():
     p, q = torch.tensor([[0.5, 0.25, 0.25]]), torch.tensor([[0.25, 0.25, 0.5]])
     z, log_p = q.log() - 1.0, p.log()
-    assert LOSSES["reverse_kl"](z, log_p).tolist() == pytest.approx([0.25 * math.log(2)])
+    assert LOSSES["reverse_kl"](Laws(z, log_p)).tolist() == pytest.approx([0.25 * math.log(2)])
     halves = 0.5 * (0.5 * math.log(4 / 3) + 0.25 * math.log(2 / 3)) * 2
-    assert LOSSES["jensen_shannon"](z, log_p).tolist() == pytest.approx([halves])
-    assert LOSSES["negative_log_acceptance"](z, log_p).tolist() == pytest.approx([-math.log(0.75)])
+    assert LOSSES["jensen_shannon"](Laws(z, log_p)).tolist() == pytest.approx([halves])
+    assert LOSSES["negative_log_acceptance"](Laws(z, log_p)).tolist() == pytest.approx([-math.log(0.75)])
     share = math.exp(-3 * 0.75)
     want = share * 1.75 * math.log(2) + (1 - share) * 0.25
-    assert LOSSES["lk_hybrid"](z, log_p).tolist() == pytest.approx([want])
+    assert LOSSES["lk_hybrid"](Laws(z, log_p)).tolist() == pytest.approx([want])
 
 
 def test_the_divergence_of_jensen_and_shannon_counts_what_no_column_covers():
     """All of p outside the columns: as far apart as laws can be."""
     log_p = torch.full((1, 2), -torch.inf)
-    assert LOSSES["jensen_shannon"](torch.zeros(1, 2), log_p).item() == pytest.approx(math.log(2))
+    assert LOSSES["jensen_shannon"](Laws(torch.zeros(1, 2), log_p)).item() == pytest.approx(math.log(2))
 
 
 def test_the_logarithm_of_acceptance_still_pulls_where_total_variation_does_not():
     log_p = torch.tensor([[0.0, -torch.inf]])
     z = torch.tensor([[-20.0, 0.0]], requires_grad=True)
-    pulls = [torch.autograd.grad(LOSSES[n](z, log_p).sum(), z)[0].abs().max().item()
+    pulls = [torch.autograd.grad(LOSSES[n](Laws(z, log_p)).sum(), z)[0].abs().max().item()
              for n in ("total_variation", "negative_log_acceptance")]  # fmt: skip
     assert pulls[0] < 1e-7
     assert pulls[1] == pytest.approx(1.0, abs=1e-3)
@@ -94,7 +106,7 @@ def test_the_share_of_the_hybrid_is_not_differentiated():
     log_p = torch.tensor([[0.7, 0.2, 0.1]]).log()
     z = torch.tensor([[0.1, 0.4, -0.3]], requires_grad=True)
     share = math.exp(-3 * acceptance(z, log_p).item())
-    grads = {n: torch.autograd.grad(LOSSES[n](z, log_p).sum(), z)[0]
+    grads = {n: torch.autograd.grad(LOSSES[n](Laws(z, log_p)).sum(), z)[0]
              for n in ("forward_kl", "total_variation", "lk_hybrid")}  # fmt: skip
     torch.testing.assert_close(grads["lk_hybrid"], share * grads["forward_kl"] + (1 - share) * grads["total_variation"])
 
@@ -108,7 +120,7 @@ def test_mass_outside_the_columns_counts_as_rejected_and_pulls_at_nothing():
     log_p = torch.tensor([[0.3, 0.2]]).log()
     z = torch.zeros(1, 2, requires_grad=True)
     assert acceptance(z, log_p).item() == pytest.approx(0.5)
-    (gradient,) = torch.autograd.grad(forward_kl(z, log_p).sum(), z)
+    (gradient,) = torch.autograd.grad(forward_kl(Laws(z, log_p)).sum(), z)
     assert gradient[0].tolist() == pytest.approx([0.5 * 0.5 - 0.3, 0.5 * 0.5 - 0.2])
 
 
@@ -121,13 +133,53 @@ def test_every_loss_is_finite_and_never_prefers_another_law(name):
     logits[0, 1:] = -torch.inf
     log_p = logits.log_softmax(-1)
     z = torch.randn(40, D, generator=generator).requires_grad_()
-    values = LOSSES[name](z, log_p)
+    values = LOSSES[name](Laws(z, log_p))
     (gradient,) = torch.autograd.grad(values.sum(), z)
     assert values.shape == (40,)
     assert values.isfinite().all()
     assert gradient.isfinite().all()
-    best = LOSSES[name](log_p.clamp(min=-1e4), log_p)
+    best = LOSSES[name](Laws(log_p.clamp(min=-1e4), log_p))
     assert (values >= best - 1e-6).all()
+
+
+@pytest.mark.parametrize(
+    "terms",
+    [{name: 0.5 + number for number, name in enumerate(LOSSES)}, {"forward_kl": 0.3, "total_variation": 2.0},
+     {"lk_hybrid": 0.7, "reverse_kl": 0.0}],
+)  # fmt: skip
+def test_a_mixture_is_the_sum_of_its_parts(terms):
+    generator = torch.Generator().manual_seed(3)
+    log_p = torch.randn(N, D, generator=generator).log_softmax(-1)[:, :-2]
+    z = torch.randn(N, D - 2, generator=generator).requires_grad_()
+    want = sum(weight * LOSSES[name](Laws(z, log_p)) for name, weight in terms.items())
+    got = mixture(terms)(Laws(z, log_p))
+    torch.testing.assert_close(got, want)
+    gradients = [torch.autograd.grad((value * torch.arange(1.0, N + 1)).sum(), z)[0] for value in (got, want)]
+    torch.testing.assert_close(*gradients)
+
+
+def test_a_mixture_takes_each_law_once(monkeypatch):
+    calls = []
+    plain = torch.log_softmax
+    monkeypatch.setattr(torch, "log_softmax", lambda *a, **k: calls.append(1) or plain(*a, **k))
+    mixture(dict.fromkeys(LOSSES, 1.0))(Laws(torch.zeros(2, 3), torch.full((2, 3), 1 / 3).log()))
+    assert len(calls) == 1
+
+
+# --- positions that pace themselves -----------------------------------------------------------------------------------
+
+
+def test_pace_by_hand():
+    """Three depths, then two: (0.5, 0.4, 0.2) reaches 0.5, 0.2, 0.04."""
+    alpha = torch.tensor([[0.5, 0.4, 0.2], [0.5, 0.4, 0.9]])
+    there = torch.tensor([[True, True, True], [True, True, False]])
+    got = pace_weights(alpha, there, 0.0)
+    assert got[0].tolist() == pytest.approx([0.74, 0.24, 0.04])
+    assert got[1].tolist() == pytest.approx([0.7, 0.2, 0.0])
+    smooth = pace_weights(alpha, there, 0.5)[0].tolist()  # 0.75, 0.7, 0.6
+    assert smooth == pytest.approx([0.75 + 0.525 + 0.315, 0.525 + 0.315, 0.315])
+    assert pace_weights(alpha, there, 1.0).tolist() == [[3.0, 2.0, 1.0], [2.0, 1.0, 0.0]]
+    assert not pace_weights(alpha.requires_grad_(), there, 0.5).requires_grad
 
 
 # --- through the head -----------------------------------------------------------------------------------------------
@@ -147,12 +199,12 @@ def problem(dtype: torch.dtype = torch.float64) -> tuple[Tensor, Tensor, Tensor,
 def test_equals_autograd_over_all_logits(name, dtype, chunk):
     loss = LOSSES[name]
     hidden, head, log_p, weight = problem(torch.float64)
-    want = (loss(hidden @ head.T, log_p) * weight).sum() * 3.0
+    want = (loss(Laws(hidden @ head.T, log_p)) * weight).sum() * 3.0
     want_grads = torch.autograd.grad(want, (hidden, head))
 
     hidden, head, log_p, weight = problem(dtype)
     got = 3.0 * head_loss(
-        hidden, head, lambda rows: log_p[rows], lambda z, p, rows: loss(z, p) * weight[rows], chunk=chunk
+        hidden, [head], lambda rows: log_p[rows], lambda z, p, rows: loss(Laws(z, p)) * weight[rows], chunks=chunk
     )
     got.backward()
     # Logits are float32 inside, whatever the parameters are.
@@ -162,11 +214,31 @@ def test_equals_autograd_over_all_logits(name, dtype, chunk):
         torch.testing.assert_close(parameter.grad.double(), expected, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.parametrize("chunks", [1, 5, [slice(0, 2), slice(2, 20), slice(20, N)]])
+def test_rows_of_several_heads_in_one_pass(chunks):
+    """Chunks without a row of some head included; one of the heads is frozen."""
+    hidden, first, log_p, weight = problem(torch.float32)
+    heads = [first, (first + 1).detach(), (-first).detach().requires_grad_()]
+    head_N = torch.randint(3, (N,), generator=torch.Generator().manual_seed(4))
+    z = torch.stack([hidden[n] @ heads[head].T for n, head in enumerate(head_N.tolist())])
+    trained = (hidden, heads[0], heads[2])
+    want = torch.autograd.grad((forward_kl(Laws(z, log_p)) * weight).sum(), trained)
+    value = head_loss(
+        hidden, heads, lambda rows: log_p[rows], lambda z, p, rows: forward_kl(Laws(z, p)) * weight[rows],
+        head_N=head_N, chunks=chunks,
+    )  # fmt: skip
+    torch.testing.assert_close(value, (forward_kl(Laws(z, log_p)) * weight).sum())
+    for got, expected in zip(torch.autograd.grad(value, trained), want, strict=True):
+        torch.testing.assert_close(got, expected, rtol=1e-4, atol=1e-5)
+
+
 def test_a_frozen_head_gets_no_gradient_and_changes_no_other():
     hidden, head, log_p, _ = problem()
     gradients = []
     for weight in (head, head.detach()):
-        value = head_loss(hidden, weight, lambda rows: log_p[rows], lambda z, p, rows: forward_kl(z, p), chunk=5)
+        value = head_loss(
+            hidden, [weight], lambda rows: log_p[rows], lambda z, p, rows: forward_kl(Laws(z, p)), chunks=5
+        )
         gradients.append(torch.autograd.grad(value, hidden)[0])
     assert torch.equal(*gradients)
     assert head.grad is None
@@ -174,7 +246,7 @@ def test_a_frozen_head_gets_no_gradient_and_changes_no_other():
 
 def test_no_position_at_all_gives_zero_loss_and_zero_gradients():
     hidden, head = torch.zeros(0, H, requires_grad=True), torch.randn(D, H, requires_grad=True)
-    value = head_loss(hidden, head, lambda rows: torch.zeros(0, D), lambda z, p, rows: forward_kl(z, p))
+    value = head_loss(hidden, [head], lambda rows: torch.zeros(0, D), lambda z, p, rows: forward_kl(Laws(z, p)))
     value.backward()
     assert value.item() == 0.0
     assert torch.equal(head.grad, torch.zeros(D, H))
@@ -187,13 +259,13 @@ def test_under_autocast_only_the_products_are_in_bfloat16():
 
     def loss(z: Tensor, p: Tensor, rows: slice) -> Tensor:
         seen.append((z.dtype, torch.is_autocast_enabled("cpu")))
-        return forward_kl(z, p)
+        return forward_kl(Laws(z, p))
 
     with torch.autocast("cpu", torch.bfloat16):
-        value = head_loss(hidden, head, lambda rows: log_p[rows], loss)
+        value = head_loss(hidden, [head], lambda rows: log_p[rows], loss)
     value.backward()
     z = (hidden.detach().bfloat16() @ head.detach().bfloat16().T).float()
-    torch.testing.assert_close(value.detach(), forward_kl(z, log_p).sum())
+    torch.testing.assert_close(value.detach(), forward_kl(Laws(z, log_p)).sum())
     assert seen == [(torch.float32, False)]
     assert hidden.grad.dtype == head.grad.dtype == torch.float32
 
@@ -219,8 +291,8 @@ def test_nothing_as_large_as_all_logits_ever_exists():
         return (hidden.detach()[part] @ teacher.T).log_softmax(-1)
 
     with Largest() as plain:
-        forward_kl(hidden @ head.T, law(slice(None))).sum().backward()
+        forward_kl(Laws(hidden @ head.T, law(slice(None)))).sum().backward()
     assert plain.elements == rows * columns
     with Largest() as chunked:
-        head_loss(hidden, head, law, lambda z, p, part: forward_kl(z, p), chunk=chunk).backward()
+        head_loss(hidden, [head], law, lambda z, p, part: forward_kl(Laws(z, p)), chunks=chunk).backward()
     assert chunked.elements == max(chunk * columns, rows * width)

@@ -3,19 +3,24 @@
 import errno
 import json
 import shutil
+from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 from spectrain import bundle as bundles
-from spectrain import checkpoints, config, pipeline, regenerate
-from spectrain.bundle import load_drafter, read_bundle
+from spectrain import checkpoints, cli, config, pipeline, regenerate
+from spectrain.bundle import load_drafter, read_bundle, save_drafter
 from spectrain.config import load_recipe
 from spectrain.data import features
+from spectrain.drafters import FAMILIES, TrainableDrafter
+from spectrain.drafters.medusa import MedusaConfig
 from spectrain.errors import SpectrainError
 from spectrain.evaluation import acceptance
 from spectrain.evaluation.document import read_document
 from spectrain.pipeline import Run
+from spectrain.target import load_target
 from spectrain.training import Trainer
 
 WORK = {  # what a stage must not do twice: the module and the function that does it
@@ -88,6 +93,9 @@ def same_tensors(one, other):
     assert all(torch.equal(one[name], other[name]) for name in one)
 
 
+LONGEST = 37  # tokens of the longest training row
+
+
 def refusal(call, *arguments, **keywords):
     with pytest.raises(SpectrainError) as error:
         call(*arguments, **keywords)
@@ -127,6 +135,7 @@ def test_a_run_leaves_a_bundle_and_reports(finished_run, chat_target):
 
 def test_rows_and_answers_are_counted(finished_run):
     counts = json.loads((finished_run / "run" / "data" / "counts.json").read_text())
+    assert len(counts["train"].pop("digest")) == 64
     lines = [json.loads(line) for line in (finished_run / "run" / "data" / "train.jsonl").read_text().splitlines()]
     assert counts["train"] == {
         "conversations": 8,
@@ -246,7 +255,7 @@ def test_a_bundle_that_cannot_be_put_in_place_leaves_the_old_one(again, monkeypa
         (["regenerate.max_new_tokens=11"], "config.max_new_tokens: 12 against 11"),
         (["regenerate.sampler.temperature=0"], "sampler.temperature: 1.0 against 0.0"),
         (["data.feature_dtype=float32"], "store_dtype"),
-        (["drafter.tap_layers=[1,2,3]"], "taps"),
+        ([f"data.max_length={LONGEST - 1}"], "prepared from other rows"),
         (["training.epochs=3"], "training.epochs: 2 against 3"),
         (["optim.lr=1e-3"], "optim.lr: 5e-05 against 0.001"),
         (["regenerate=null"], "nothing to train on"),
@@ -342,3 +351,257 @@ def test_a_hub_cache_is_not_written_to(again, tmp_path, chat_target):
     )
     assert path.is_file()
     assert not (snapshot / "acceptance.json").exists()
+
+
+# --- shared preparation -------------------------------------------------------------------------------------------
+
+
+def apart(tmp_path, name, **drafter):
+    """Overrides for a second run that shares its answers and features: its own output, perhaps another drafter."""
+    settings = [f"drafter={json.dumps(drafter)}"] if drafter else []
+    return [f"output={tmp_path / name}", f"prepared={tmp_path / 'shared'}", *settings]
+
+
+def test_recipes_share_answers_and_features(recipe, finished_run, counter, tmp_path):
+    """Answers are given once; features lie by side and taps, so that drafters that read other streams get along."""
+    fresh(recipe, *apart(tmp_path, "one")).train()
+    same_tensors(tensors(tmp_path / "one"), tensors(finished_run / "run"))
+    shared = files(tmp_path / "shared")
+    answered, extracted = counter.calls["answer"], counter.calls["extract"]
+    assert answered
+    heads = {"type": "medusa", "heads": 2}
+    fresh(recipe, *apart(tmp_path, "two", **heads)).train()
+    assert counter.calls["answer"] == answered
+    assert counter.calls["extract"] > extracted
+    assert {path.name for path in (tmp_path / "shared").iterdir()} == {"data", "features"}
+    stores = {path.name for path in (tmp_path / "shared" / "features").iterdir()}
+    assert stores == {"train", "heldout", "train-2-4-5", "heldout-2-4-5"}
+    after = files(tmp_path / "shared")
+    assert {name: after[name][0] for name in shared} == {name: content for name, (content, _) in shared.items()}
+    for name in ("one", "two"):
+        assert {path.name for path in (tmp_path / name).iterdir()} == {"bundle", "training"}
+    extracted = counter.calls["extract"]
+    fresh(recipe, *apart(tmp_path, "three", **heads), "training.epochs=1").train()
+    assert (counter.calls["answer"], counter.calls["extract"]) == (answered, extracted)
+
+
+@pytest.mark.parametrize(
+    ("override", "named"),
+    [
+        (f"data.max_length={LONGEST - 1}", "prepared from other rows, its own against these: train.rows: 8 against"),
+        ("regenerate.seed=1", "config.seed: 0 against 1"),
+        ("data.feature_dtype=float32", "store_dtype"),
+    ],
+)
+def test_sharing_with_other_rows_is_refused(recipe, tmp_path, override, named):
+    """Also where the other recipe's features would lie in a folder of their own."""
+    prepared = fresh(recipe, *apart(tmp_path, "one")).prepare()
+    assert (
+        min(len(row.ids) for row in prepared.train_rows) < LONGEST == max(len(row.ids) for row in prepared.train_rows)
+    )
+    before = files(tmp_path / "shared")
+    drafter = {} if "dtype" in override else {"type": "medusa", "heads": 2}
+    assert named in refusal(fresh(recipe, *apart(tmp_path, "two", **drafter), override).prepare)
+    assert {name: content for name, (content, _) in files(tmp_path / "shared").items()} == {
+        name: content for name, (content, _) in before.items()
+    }
+
+
+def test_another_choice_of_taps_is_another_run(again):
+    """Its features get a folder of their own; the checkpoints are what they do not go with."""
+    message = refusal(fresh(again, "drafter.tap_layers=[1,2,3]").train)
+    assert "drafter.tap_layers: None against [1, 2, 3]" in message
+
+
+# --- warm start ---------------------------------------------------------------------------------------------------
+
+CHAT = (
+    "{% for m in messages %}<|im_start|>{{ m['role'] }}\n{{ m['content'] }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+NEXT_TO_NOTHING = "optim={lr: 1e-12, weight_decay: 0}"
+SMALL = {"depths": 2, "draft_vocab_size": 64, "heads": 2}
+TRAINABLE = [config for config, family in FAMILIES.items() if issubclass(family, TrainableDrafter)]
+
+
+def warmed(recipe, tmp_path, bundle, *overrides, output="warm"):
+    """A run that starts from a bundle's weights."""
+    settings = {"bundle": str(bundle)}
+    return fresh(recipe, f"output={tmp_path / output}", f"warm_start={json.dumps(settings)}", *overrides)
+
+
+def small(kind, **settings):
+    return kind(**{name: value for name, value in {**SMALL, **settings}.items() if name in kind.model_fields})
+
+
+def saved(target, config, folder, seed=0):
+    """A drafter with weights of its own, as a bundle."""
+    torch.manual_seed(seed)
+    counts = torch.arange(target.vocab_size)
+    drafter = FAMILIES[type(config)].build(config, target, counts)
+    with torch.no_grad():
+        for parameter in drafter.parameters():
+            parameter.add_(0.1 * torch.randn_like(parameter))
+    save_drafter(folder, drafter, target=target.identity(), tokenizer=target.tokenizer, sampler={}, recipe={},
+                 data_digests={}, eos_ids=target.eos_ids)  # fmt: skip
+    return drafter
+
+
+def fine_tuned(chat_folder, folder):
+    """The chat target with other weights."""
+    shutil.copytree(chat_folder, folder)
+    weights = load_file(folder / "model.safetensors")
+    save_file({name: 1.01 * value for name, value in weights.items()}, folder / "model.safetensors", {"format": "pt"})
+    return folder
+
+
+@pytest.mark.parametrize("kind", TRAINABLE, ids=lambda kind: kind.model_fields["type"].default)
+def test_every_family_starts_from_the_weights_of_a_bundle(chat_target, tmp_path, kind):
+    config = small(kind)
+    old = saved(chat_target, config, tmp_path / "old")
+    torch.manual_seed(1)
+    new = FAMILIES[kind].build(config, chat_target, torch.zeros(chat_target.vocab_size, dtype=torch.long))
+    before = {name: value.clone() for name, value in new.state_dict().items()}
+    assert pipeline.warm_start(new, tmp_path / "old", chat_target) == ()
+    same_tensors(new.state_dict(), old.state_dict())
+    assert any(not torch.equal(value, before[name]) for name, value in new.state_dict().items())
+    theirs = {value.data_ptr() for value in old.state_dict().values()}
+    assert not theirs & {value.data_ptr() for value in new.state_dict().values()}
+
+
+@pytest.mark.parametrize("kind", TRAINABLE, ids=lambda kind: kind.model_fields["type"].default)
+def test_no_family_starts_from_another(chat_target, tmp_path, kind):
+    other = next(candidate for candidate in TRAINABLE if candidate is not kind)
+    saved(chat_target, small(other), tmp_path / "old")
+    new = FAMILIES[kind].build(small(kind), chat_target, torch.zeros(chat_target.vocab_size, dtype=torch.long))
+    message = refusal(pipeline.warm_start, new, tmp_path / "old", chat_target)
+    assert f"found a {FAMILIES[other].__name__}, expected a {FAMILIES[kind].__name__}" in message
+
+
+def test_a_run_starts_from_a_bundle(recipe, finished_run, tmp_path):
+    """With steps too small to matter it ends where the bundle was; its first loss is that of the bundle's drafter."""
+    bundle = finished_run / "run" / "bundle"
+    warmed(recipe, tmp_path, bundle, NEXT_TO_NOTHING).train()
+    got, want = tensors(tmp_path / "warm"), tensors(finished_run / "run")
+    assert got.keys() == want.keys()
+    for name, value in want.items():
+        torch.testing.assert_close(got[name], value, rtol=0, atol=1e-8)
+    assert read_bundle(tmp_path / "warm" / "bundle").manifest.recipe["warm_start"] == {
+        "bundle": str(bundle), "revision": None, "remap": False,
+    }  # fmt: skip
+    fresh(recipe, f"output={tmp_path / 'cold'}", NEXT_TO_NOTHING).train()
+    assert not torch.allclose(tensors(tmp_path / "cold")["fc.weight"], want["fc.weight"], atol=1e-8)
+
+
+@pytest.mark.parametrize(("what", "call"), [("step", 1), ("step", 4), ("checkpoint", 2)])
+def test_an_interrupted_warm_started_run_goes_on_from_its_checkpoint(
+    recipe, finished_run, counter, tmp_path, what, call
+):
+    """And does not start over from the bundle."""
+    bundle, fast = finished_run / "run" / "bundle", "optim={lr: 1e-2}"
+    warmed(recipe, tmp_path, bundle, fast, output="unbroken").train()
+    counter.stop(what, call)
+    with pytest.raises(KeyboardInterrupt):
+        warmed(recipe, tmp_path, bundle, fast).train()
+    counter.failing.clear()
+    warmed(recipe, tmp_path, bundle, fast).train()
+    same_tensors(tensors(tmp_path / "warm"), tensors(tmp_path / "unbroken"))
+    steps = counter.calls["step"]
+    warmed(recipe, tmp_path, bundle, fast).train()  # finished: nothing is repeated
+    assert counter.calls["step"] == steps
+    same_tensors(tensors(tmp_path / "warm"), tensors(tmp_path / "unbroken"))
+
+
+def test_the_weights_it_started_from_are_part_of_a_run(recipe, finished_run, chat_target, tmp_path):
+    warmed(recipe, tmp_path, finished_run / "run" / "bundle").train()
+    assert "belongs to another run" in refusal(fresh(recipe, f"output={tmp_path / 'warm'}").train)
+    saved(chat_target, load_recipe(recipe).drafter, tmp_path / "other")
+    assert "warm_start.weights" in refusal(warmed(recipe, tmp_path, tmp_path / "other").train)
+    same = shutil.copytree(finished_run / "run" / "bundle", tmp_path / "moved")
+    warmed(recipe, tmp_path, same).train()  # where it lies is not
+
+
+def test_a_fine_tuned_target_goes_on_from_the_drafter_of_the_original(
+    recipe, finished_run, chat_folder, tmp_path, capsys
+):
+    target = fine_tuned(chat_folder, tmp_path / "tuned")
+    run = warmed(recipe, tmp_path, finished_run / "run" / "bundle", f"target.name={target}", NEXT_TO_NOTHING)
+    run.progress = True
+    run.train()
+    assert "note: warm start: the bundle was trained for another target" in capsys.readouterr().out
+    torch.testing.assert_close(
+        tensors(tmp_path / "warm")["fc.weight"], tensors(finished_run / "run")["fc.weight"], rtol=0, atol=1e-8
+    )
+    load_drafter(run.bundle, load_target(str(target)))  # the new bundle belongs to the new target
+
+
+def test_a_bundle_of_another_tokenizer_is_no_start(recipe, finished_run, chat_folder, tmp_path, make_tokenizer):
+    other = Path(shutil.copytree(chat_folder, tmp_path / "other"))
+    make_tokenizer(swap=("a", "b"), template=CHAT).save_pretrained(other)
+    message = refusal(warmed(recipe, tmp_path, finished_run / "run" / "bundle", f"target.name={other}").train)
+    assert "warm start: the bundle" in message
+    assert "vocabulary: token" in message
+
+
+@pytest.mark.parametrize(
+    ("bundle", "named"),
+    [("warm/bundle", "is what this run will write"), ("nowhere at all", "neither a folder nor a Hub id")],
+)
+def test_what_is_no_bundle_to_start_from_is_named(recipe, tmp_path, bundle, named):
+    name = tmp_path / bundle if "/" in bundle else bundle
+    message = refusal(warmed(recipe, tmp_path, name).train)
+    assert named in message
+    assert not (tmp_path / "warm" / "training").exists()
+
+
+@pytest.mark.parametrize(
+    ("override", "named"),
+    [
+        ("drafter.intermediate_size=48", "mlp.gate_proj.weight is [64, 32] in the bundle, [48, 32]"),
+        ("drafter.tap_layers=[1,2,3]", "the bundle reads the target's layers [2, 4, 5]"),
+        ("drafter.draft_vocab_size=48", "draft vocabulary has 64 tokens, this recipe asks for 48"),
+        ("drafter={type: medusa}", "expected a MedusaDrafter"),
+        ("warm_start.remp=true", "did you mean 'warm_start.remap'?"),
+    ],
+)
+def test_a_bundle_of_other_sizes_is_no_start(recipe, finished_run, tmp_path, override, named):
+    def run():
+        warmed(recipe, tmp_path, finished_run / "run" / "bundle", override).train()
+
+    assert named in refusal(run)
+    assert not (tmp_path / "warm" / "training").exists()
+
+
+def test_a_draft_vocabulary_is_counted_anew_when_that_is_asked_for(recipe, finished_run, tmp_path, capsys):
+    bundle = finished_run / "run" / "bundle"
+    run = warmed(recipe, tmp_path, bundle, "drafter.draft_vocab_size=48", "warm_start.remap=true", NEXT_TO_NOTHING)
+    run.progress = True
+    run.train()
+    assert "tokens of the new draft vocabulary were not in the bundle's" in capsys.readouterr().out
+    assert len(tensors(tmp_path / "warm")["d2t"]) == 48
+    message = refusal(warmed(recipe, tmp_path, bundle, "drafter={type: medusa}", "warm_start.remap=true").train)
+    assert "expected a MedusaDrafter" in message
+
+
+# --- trees that a drafter cannot fill -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("tree", "message"),
+    [
+        ("0;0,0;0,0,0;0,0,0,0", "tree path [0, 0, 0, 0] has depth 4, medusa drafts at most 3 tokens ahead"),
+        (";".join(str(rank) for rank in range(267)), "is beyond the 266 tokens that medusa can propose"),
+        ("0;1,0", "tree path [1, 0]: its parent [1] is not in the tree; add it"),
+    ],
+    ids=["deeper than the heads", "a rank beyond the columns", "a prefix that is absent"],
+)
+def test_a_tree_that_the_bundle_cannot_fill_is_named_on_the_command_line(
+    chat_target, finished_run, tmp_path, capsys, tree, message
+):
+    """Though a baseline could fill it: before anything is measured."""
+    saved(chat_target, MedusaConfig(heads=3), tmp_path / "three")
+    traffic, output = finished_run / "heldout.jsonl", tmp_path / "out"
+    options = [tmp_path / "three", "--target", chat_target.folder, "--traffic", traffic, "--output", output, "--k", 2]
+    assert cli.guarded(cli.evaluate, [str(part) for part in (*options, "--tree", tree)], "spectrain evaluate") == 2
+    assert message in capsys.readouterr().err
+    assert not output.exists()

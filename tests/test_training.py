@@ -101,8 +101,7 @@ def first_gradients(trainer: Trainer) -> tuple[torch.Tensor, dict[str, Any]]:
         step()
 
     trainer.optimizer.step = keeps
-    _, batches = next(trainer.curriculum.steps(0))
-    values = trainer._step(batches, 1)
+    values = trainer._step(next(trainer.curriculum.steps(0)).batches, 1)
     return kept[0], values
 
 
@@ -156,9 +155,10 @@ def test_every_row_is_trained_once_an_epoch_whatever_the_split():
         steps = list(curriculum.steps(0))
         assert len(steps) == curriculum.total_steps()
         for epoch in range(3):
-            rows = [row for e, batches in steps if e == epoch for batch in batches for row in batch]
+            rows = [row for step in steps if step.epoch == epoch for batch in step.batches for row in batch]
             assert sorted(rows) == list(range(31))
-        assert all(len(batches) <= 2 * processes for _, batches in steps)
+        assert all(len(step.batches) <= 2 * processes for step in steps)
+        assert [step.number for step in steps] == list(range(1, len(steps) + 1))
         assert list(curriculum.steps(5)) == steps[5:]
 
 
@@ -264,6 +264,70 @@ def test_a_world_that_accelerate_does_not_see_is_refused(lab, tmp_path, monkeypa
     monkeypatch.setenv("WORLD_SIZE", "2")
     with pytest.raises(SpectrainError, match=r"WORLD_SIZE is 2 but Accelerate sees 1 process"):
         lab.trainer(tmp_path)
+
+
+# --- what a drafter may ask of the loop -----------------------------------------------------------------------------
+
+
+def test_parameter_groups_have_their_share_of_every_rate(lab, tmp_path, monkeypatch):
+    """AdamW's first step is the rate's size whatever the gradient, so it shows the rate."""
+
+    def groups(self: Eagle3Drafter) -> list[dict[str, Any]]:
+        slow = list(self.fc.parameters())
+        known = {id(p) for p in slow}
+        rest = [p for p in self.parameters() if p.requires_grad and id(p) not in known]
+        return [{"params": rest, "lr_scale": 2.0}, {"params": slow, "lr_scale": 0.25}]
+
+    monkeypatch.setattr(Eagle3Drafter, "parameter_groups", groups)
+    trainer = lab.trainer(tmp_path, epochs=1, optim={"warmup": 0.5})
+    rates: list[list[float]] = []
+    moved: list[tuple[float, float]] = []
+    step = trainer.optimizer.step
+
+    def watched() -> None:
+        before = (trainer.drafter.norm.weight.clone(), trainer.drafter.fc.weight.clone())
+        rates.append([group["lr"] for group in trainer.optimizer.param_groups])
+        step()
+        after = (trainer.drafter.norm.weight, trainer.drafter.fc.weight)
+        moved.append(tuple(float((a - b).detach().abs().max()) for a, b in zip(after, before, strict=True)))  # type: ignore[arg-type]
+
+    trainer.optimizer.step = watched
+    trainer.run()
+    for number, (fast, slow) in enumerate(rates, 1):
+        rate = 1e-3 * trainer.optim.rate(number, 8)
+        assert (fast, slow) == (pytest.approx(2 * rate), pytest.approx(rate / 4))
+    assert moved[0] == (pytest.approx(2 * 1e-3 / 4, rel=1e-2), pytest.approx(1e-3 / 4 / 4, rel=1e-2))
+    recorded = [values["lr"] for values in metrics(tmp_path)]
+    assert recorded == pytest.approx([1e-3 * trainer.optim.rate(number, 8) for number in range(1, 9)])
+
+
+def test_the_drafter_hears_of_every_step_before_it_also_after_an_interruption(lab, tmp_path, monkeypatch):
+    heard: list[tuple[int, int]] = []
+    monkeypatch.setattr(Eagle3Drafter, "set_progress", lambda self, step, total: heard.append((step, total)))
+    trainer = stop_at(lab.trainer(tmp_path, epochs=2), 9)
+    step = trainer._step
+    trainer._step = lambda batches, number: heard.append((0, number)) or step(batches, number)  # type: ignore[method-assign, func-returns-value]
+    with pytest.raises(Killed):
+        trainer.run()
+    assert heard == [pair for number in range(1, 10) for pair in ((number, 16), (0, number))]
+    heard.clear()
+    lab.trainer(tmp_path, epochs=2).run()
+    assert heard == [(number, 16) for number in range(7, 17)]
+
+
+def test_depths_decay_and_auxiliaries_count_in_full(lab, tmp_path, monkeypatch):
+    """Each over its own positions; with D-PACE no depth decays."""
+    trainer = lab.trainer(tmp_path)
+    monkeypatch.setattr(Eagle3Drafter, "auxiliary_shifts", lambda self: (1, 4))
+    batch = collate(lab.store, range(8))
+    counts = trainer._global_counts([batch])
+    answers = [sum(row.mask) for row in lab.rows]
+    assert counts == [sum(n - lost for n in answers) for lost in (1, 2, 0, 3)]
+    decay = trainer.loss.decay
+    assert trainer._weights(counts) == [1 / counts[0], decay / counts[1], 1 / counts[2], 1 / counts[3]]
+    assert trainer._weights([0, 0, 0, 5]) == [1, decay, 1, 1 / 5]
+    trainer.loss = trainer.loss.model_copy(update={"positions": "d_pace"})
+    assert trainer._weights(counts) == [1 / count for count in counts]
 
 
 # --- interruptions --------------------------------------------------------------------------------------------------

@@ -76,4 +76,6 @@ def _padded(parts: dict[str, list[Tensor]], device: torch.device | str) -> Featu
         taps_BTF=padded("taps"),
         log_normaliser_BT=padded("log_normaliser"),
         greedy_BT=padded("greedy"),
+        top_ids_BTK=padded("top_ids") if "top_ids" in parts else None,
+        top_log_p_BTK=padded("top_log_p") if "top_log_p" in parts else None,
     )

@@ -2,12 +2,13 @@
 
 A store is keyed by everything its numbers depend on; an interrupted extraction goes on at the first missing shard.
 
-Shapes: n tokens of a shard, T tokens of a row, H hidden, F = taps x H.
+Shapes: n tokens of a shard, T tokens of a row, H hidden, F = taps x H, K of the likeliest tokens.
 """
 
 from __future__ import annotations
 
 import json
+from collections import defaultdict
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -27,13 +28,18 @@ from spectrain.target import TAP_CONVENTION, Target
 INDEX = "index.json"
 
 
-def store_key(
-    rows: Sequence[EncodedRow], target: Target, model_digest: str, taps: Sequence[int], dtype: str
-) -> dict[str, Any]:
+def store_key(rows: Sequence[EncodedRow], target: Target, model_digest: str, taps: Sequence[int], dtype: str,
+              top_k: int | None = None) -> dict[str, Any]:  # fmt: skip
     """Everything the stored numbers depend on; two stores agree exactly when their keys do.
 
-    The rows carry the effect of template and tokenizer: they are token ids and masks.
+    The rows carry the effect of template and tokenizer: they are token ids and masks. With ``top_k`` the likeliest
+    tokens of each law are stored too; more than the target has is a SpectrainError.
     """
+    if top_k is not None and not 1 <= top_k <= target.tokenizer_size:
+        raise SpectrainError(
+            f"data.teacher_top_k: found {top_k}, expected 1 to {target.tokenizer_size}, the number of the target's "
+            "tokens; lower it, or leave it out for the whole law"
+        )
     return {
         "rows": json_digest([[row.conversation, row.turn, row.ids, row.mask] for row in rows]),
         "model": model_digest,
@@ -43,6 +49,7 @@ def store_key(
         "taps": list(taps),
         "tap_convention": TAP_CONVENTION,
         "final_state": "after the final norm",
+        "teacher_top_k": top_k,
     }
 
 
@@ -67,7 +74,7 @@ def extract_features(folder: Path, rows: Sequence[EncodedRow], target: Target, k
         digest = json_digest([key, members])  # another shard size puts other rows under the same name
         if not _is_shard_of(path, digest):
             with atomic_file(path) as partial:
-                save_file(_shard(rows, members, target, key["store_dtype"], bar), partial, metadata={"key": digest})
+                save_file(_shard(rows, members, target, key, bar), partial, metadata={"key": digest})
         else:
             bar.update(sum(len(rows[i].ids) for i in members))
         names.append(
@@ -122,20 +129,18 @@ def _is_shard_of(path: Path, digest: str) -> bool:
     return True
 
 
-def _shard(rows: Sequence[EncodedRow], members: list[int], target: Target, dtype: str, bar: Any,
+def _shard(rows: Sequence[EncodedRow], members: list[int], target: Target, key: dict[str, Any], bar: Any,
            batch_tokens: int = 2048) -> dict[str, Tensor]:  # fmt: skip
     """Tensors of one shard, rows one after the other."""
-    parts: dict[str, list[Tensor]] = {
-        name: [] for name in ("ids", "answer", "hidden", "taps", "log_normaliser", "greedy")
-    }
-    start = 0
+    parts: dict[str, list[Tensor]] = defaultdict(list)
+    dtype, start = getattr(torch, key["store_dtype"]), 0
     while start < len(members):
         # Ascending lengths: the last row of a batch is its widest.
         stop = start + 1
         while stop < len(members) and len(rows[members[stop]].ids) * (stop + 1 - start) <= batch_tokens:
             stop += 1
         batch = [rows[i] for i in members[start:stop]]
-        for name, value in row_features(batch, target, getattr(torch, dtype)).items():
+        for name, value in row_features(batch, target, dtype, key.get("teacher_top_k")).items():
             parts[name].extend(value)
         bar.update(sum(len(row.ids) for row in batch))
         start = stop
@@ -143,33 +148,39 @@ def _shard(rows: Sequence[EncodedRow], members: list[int], target: Target, dtype
 
 
 @torch.inference_mode()
-def row_features(batch: Sequence[EncodedRow], target: Target, dtype: torch.dtype) -> dict[str, list[Tensor]]:
-    """Per row: ids, answer mask, features, and the law's normaliser and argmax where the next token is an answer's."""
+def row_features(batch: Sequence[EncodedRow], target: Target, dtype: torch.dtype,
+                 top_k: int | None = None) -> dict[str, list[Tensor]]:  # fmt: skip
+    """Per row: ids, answer mask, features, and where the next token is an answer's the law's normaliser, argmax and
+    ``top_k`` likeliest tokens: ids (int32) and log-probabilities (float32)."""
     lengths = [len(row.ids) for row in batch]
     ids_BT = torch.zeros(len(batch), max(lengths), dtype=torch.long)
     for i, row in enumerate(batch):
         ids_BT[i, : lengths[i]] = torch.tensor(row.ids)
     # Right padding needs no mask: causal attention never looks at what comes later.
     features = target.forward(ids_BT.to(target.device))
-    out: dict[str, list[Tensor]] = {
-        name: [] for name in ("ids", "answer", "hidden", "taps", "log_normaliser", "greedy")
-    }
+    out: dict[str, list[Tensor]] = defaultdict(list)
     for i, row in enumerate(batch):
         answer_T = torch.tensor(row.mask, dtype=torch.bool)
         hidden_TH = features.hidden_BTH[i, : lengths[i]]
-        log_normaliser_T, greedy_T = torch.zeros(lengths[i]), torch.zeros(lengths[i], dtype=torch.long)
         (wanted,) = answer_T[1:].nonzero(as_tuple=True)
-        for part in wanted.split(256):
-            logits = target.logits(hidden_TH[part.to(target.device)]).float()
-            log_normaliser_T[part] = logits.logsumexp(-1).cpu()
-            greedy_T[part] = logits.argmax(-1).cpu()
+        law = target.head.summary(hidden_TH[wanted.to(target.device)], top_k)
         out["ids"].append(ids_BT[i, : lengths[i]])
         out["answer"].append(answer_T)
         out["hidden"].append(hidden_TH.to(dtype).cpu())
         out["taps"].append(features.taps_BTF[i, : lengths[i]].to(dtype).cpu())
-        out["log_normaliser"].append(log_normaliser_T)
-        out["greedy"].append(greedy_T)
+        out["log_normaliser"].append(_at(wanted, law.log_normaliser_N, lengths[i]))
+        out["greedy"].append(_at(wanted, law.greedy_N, lengths[i]))
+        if law.top_ids_NK is not None and law.top_log_p_NK is not None:
+            out["top_ids"].append(_at(wanted, law.top_ids_NK, lengths[i]))
+            out["top_log_p"].append(_at(wanted, law.top_log_p_NK, lengths[i]))
     return out
+
+
+def _at(places: Tensor, values: Tensor, length: int) -> Tensor:
+    """Values at their places of a row, zeros elsewhere."""
+    row = torch.zeros(length, *values.shape[1:], dtype=values.dtype)
+    row[places] = values.cpu()
+    return row
 
 
 class FeatureStore:
@@ -212,7 +223,8 @@ class FeatureStore:
         return size / sum(stop - start for _, start, stop in self._places.values())
 
     def row(self, row: int) -> dict[str, Tensor]:
-        """The tensors of one row: ids, answer, hidden [T, H], taps [T, F], log_normaliser, greedy."""
+        """The tensors of one row: ids, answer, hidden [T, H], taps [T, F], log_normaliser, greedy; top_ids and
+        top_log_p [T, K] where they are stored."""
         file, where = self._slice(row)
         return {key: file.get_slice(key)[where] for key in file.keys()}  # noqa: SIM118 (not a dict)
 

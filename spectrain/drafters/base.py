@@ -12,16 +12,21 @@ fresh drafter that observed the committed prefix at once (what its probes were a
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict
 from torch import Tensor, nn
 
+from spectrain.errors import SpectrainError
 from spectrain.exact.sampler import Sampler
 from spectrain.shapes import Shape
 from spectrain.target import FeatureBatch, Features, Target
+
+OWN_TARGET = "target"
+"""Folder of a bundle that holds the target, where that was trained together with the drafter."""
 
 
 class DrafterConfig(BaseModel):
@@ -39,6 +44,11 @@ class DrafterConfig(BaseModel):
     def taps(self, target: Target) -> tuple[int, ...]:
         """Target layers whose entering streams this family reads."""
         return ()
+
+    @property
+    def limits(self) -> tuple[int | None, int | None]:
+        """How many tokens ahead its drafter can draft at most, and how many different ones; None: no such limit."""
+        return None, None
 
 
 @dataclass(frozen=True)
@@ -58,11 +68,31 @@ class DepthOutput:
 
 
 @dataclass(frozen=True)
+class Auxiliary:
+    """States that are held to the target's law as it was, whatever the depths learn: position t is about token
+    t + shift wherever ``mask_BT`` is true, through ``head_DH``, which has the target's own columns. ``weight`` is its
+    share of the loss, divided by how many positions of all count."""
+
+    hidden_BTH: Tensor
+    head_DH: Tensor
+    shift: int
+    mask_BT: Tensor
+    weight: float
+    cap: float | None = None
+
+
+@dataclass(frozen=True)
 class DraftOutput:
-    """All depths of a training forward. ``columns_D`` are the target ids of the head's columns (None: all)."""
+    """All depths of a training forward. ``columns_D`` are the target ids of the head's columns (None: all).
+
+    ``teacher`` is the batch as a jointly trained target sees it: the depths are then held to that law, in training and
+    in scores. ``auxiliary`` are held to the law of the batch that was given.
+    """
 
     depths: tuple[DepthOutput, ...]
     columns_D: Tensor | None
+    teacher: FeatureBatch | None = None
+    auxiliary: tuple[Auxiliary, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -178,3 +208,45 @@ class TrainableDrafter(Drafter, nn.Module):
     @abstractmethod
     def forward(self, batch: FeatureBatch, depths: int | None = None) -> DraftOutput:
         """Hidden states of every depth. ``depths`` overrides the configured number, for validation."""
+
+    def auxiliary_shifts(self) -> tuple[int, ...]:
+        """How far ahead each auxiliary of a training forward looks."""
+        return ()
+
+    def parameter_groups(self) -> list[dict[str, Any]]:
+        """What is trained: ``params``, and ``lr_scale``, their share of the learning rate."""
+        return [{"params": [p for p in self.parameters() if p.requires_grad], "lr_scale": 1.0}]
+
+    def set_progress(self, step: int, total: int) -> None:
+        """Told before optimizer step ``step`` (from 1) of ``total``: a drafter may train in phases."""
+        return
+
+    def write_more(self, folder: Path) -> None:
+        """Put what else belongs to the drafter into its half-written bundle, as safetensors and JSON."""
+        return
+
+    def warm_start(self, other: TrainableDrafter, target: Target, *, remap: bool = False) -> tuple[str, ...]:
+        """Take the weights of a drafter of the same family and sizes; notes on what differs harmlessly.
+
+        ``remap`` allows another draft vocabulary than ``other``'s, where a family has one.
+        """
+        if type(other) is not type(self):
+            raise SpectrainError(f"warm start: found a {type(other).__name__}, expected a {type(self).__name__}")
+        if remap:
+            raise SpectrainError(
+                f"warm start: a {type(self).__name__} has no draft vocabulary to remap; leave warm_start.remap out"
+            )
+        self.take_weights(other.state_dict())
+        return ()
+
+    def take_weights(self, theirs: Mapping[str, Tensor]) -> None:
+        """Replace all weights by another drafter's; SpectrainError names the first that is not of the same shape."""
+        own = self.state_dict()
+        for name in {**own, **theirs}:
+            shapes = [None if side.get(name) is None else list(side[name].shape) for side in (theirs, own)]
+            if shapes[0] != shapes[1]:
+                raise SpectrainError(
+                    f"warm start: {name} is {shapes[0]} in the bundle, {shapes[1]} in this recipe's drafter; give the "
+                    "drafter the bundle's settings"
+                )
+        self.load_state_dict(theirs, strict=True)

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import AutoModelForCausalLM, PreTrainedModel
+from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 
 from spectrain.errors import SpectrainError
 from spectrain.identity import compare, tokenizer_identity
@@ -16,32 +16,49 @@ from spectrain.target import Target, load_target
 INSTEAD = "give drafter.start a plain smaller model with the same tokenizer"
 
 
+def kept_layers(target: Target, layers: Sequence[int] | None) -> tuple[int, ...]:
+    """These layers of the target, by default the first, the middle and the last; SpectrainError where it lacks one."""
+    last = target.num_layers - 1
+    if layers is None:
+        return tuple(sorted({0, last // 2, last}))
+    if list(layers) != sorted(set(layers)) or layers[0] < 0 or layers[-1] > last:
+        raise SpectrainError(
+            f"drafter.layers {list(layers)} are not distinct ascending layers of a target with "
+            f"{last + 1} layers; expected values from 0 to {last}"
+        )
+    return tuple(layers)
+
+
 def cut_layers(target: Target, layers: Sequence[int]) -> PreTrainedModel:
     """A model of the target's architecture with copies of these layers and of all that is not a layer, in float32.
 
     Raises SpectrainError, naming the architecture, where one with fewer layers would not be the same architecture.
     """
     whole, name = target.model, type(target.model).__name__
-    _check_plain(target)
+    check_plain(target)
     tensors = _kept_tensors(target, layers)
     try:
-        config = type(whole.config).from_dict(_cut_settings(whole.config, layers))
-        draft: Any = AutoModelForCausalLM.from_config(
-            config, dtype=torch.float32, attn_implementation=whole.config._attn_implementation
-        )
-        if type(draft) is not type(whole):
-            raise TypeError(f"its configuration makes a {type(draft).__name__}")
+        draft = initialised(target, type(whole.config).from_dict(with_layers(whole.config, layers)))
         wrong = _first_difference(draft.state_dict(), tensors)
         if wrong is not None:
             raise ValueError(f"{wrong} would be another tensor")
-        draft = draft.to(torch.promote_types(target.dtype, torch.float32))  # half precision cannot follow small steps
         draft.load_state_dict(tensors)
     except Exception as error:  # each architecture checks its own settings in its own way
         raise SpectrainError(f"a {name} cannot be cut to its layers {list(layers)}: {error}; {INSTEAD}") from error
-    return draft.eval()
+    return draft
 
 
-def _check_plain(source: Target) -> None:
+def initialised(target: Target, config: PreTrainedConfig) -> PreTrainedModel:
+    """A random model of the target's class; in float32 at least, for half precision cannot follow small steps."""
+    draft: Any = AutoModelForCausalLM.from_config(
+        config, dtype=torch.float32, attn_implementation=target.model.config._attn_implementation
+    )
+    if type(draft) is not type(target.model):
+        raise TypeError(f"its configuration makes a {type(draft).__name__}")
+    return draft.to(torch.promote_types(target.dtype, torch.float32)).eval()
+
+
+def check_plain(source: Target) -> None:
     """A draft model is trained as it is, and served by itself."""
     config, name = source.model.config, type(source.model).__name__
     fault = "is more than a causal language model" if config is not source.config else ""
@@ -51,8 +68,8 @@ def _check_plain(source: Target) -> None:
         raise SpectrainError(f"{source.name!r} (a {name}) {fault}; {INSTEAD}")
 
 
-def _cut_settings(config: Any, layers: Sequence[int]) -> dict[str, Any]:
-    """The target's settings with fewer layers; lists with an entry a layer keep those of the kept ones."""
+def with_layers(config: Any, layers: Sequence[int]) -> dict[str, Any]:
+    """The target's settings with these layers, in this order; so are lists with an entry a layer."""
     settings, count = config.to_dict(), config.num_hidden_layers
     for key, value in settings.items():
         if "layer" in key and isinstance(value, list) and len(value) == count:
@@ -91,7 +108,7 @@ def smaller_model(name: str, revision: str | None, target: Target) -> PreTrained
         source = load_target(name, revision=revision, device=str(target.device))
     except SpectrainError as error:  # it is read, and checked, as any model is
         raise SpectrainError(f"drafter.start {name!r} does not serve as a draft model: {error}") from error
-    _check_plain(source)
+    check_plain(source)
     eos_ids = target.eos_ids
     found = compare(tokenizer_identity(source.tokenizer, eos_ids), tokenizer_identity(target.tokenizer, eos_ids))
     if found.level == "different":

@@ -31,7 +31,7 @@ class EagleConfig(FeatureDrafterConfig):
     """Settings of an EAGLE drafter; sizes not given here are the target's.
 
     The paper trains one depth, and weighs the regression to the target's features 1 and the law 0.1:
-    ``loss: {name: forward_kl, weight: 0.1, regression: 1}``.
+    ``loss: {terms: {forward_kl: 0.1}, regression: 1}``.
     """
 
     type: Literal["eagle"] = "eagle"
@@ -63,6 +63,7 @@ class EagleDrafter(FeatureDrafter):
         """A new drafter for ``target``, its weights random; ``counts_V`` is not needed."""
         drafter = cls(config, layer_config(config, target))
         drafter.bind(target)
+        drafter.copy_embedding(target)
         return drafter.to(target.device)
 
     def bind(self, target: Target) -> None:

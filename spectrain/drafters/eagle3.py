@@ -15,9 +15,10 @@ from torch import Tensor, nn
 from transformers import LlamaConfig
 from transformers.models.llama.modeling_llama import LlamaRMSNorm, LlamaRotaryEmbedding
 
+from spectrain.drafters.base import TrainableDrafter
 from spectrain.drafters.draft_layer import WideDraftLayer
 from spectrain.drafters.feature_drafter import FeatureDrafter, FeatureDrafterConfig, layer_config
-from spectrain.drafters.vocabulary import draft_vocabulary, target_ids
+from spectrain.drafters.vocabulary import draft_vocabulary, remapped_rows, target_ids
 from spectrain.errors import SpectrainError
 from spectrain.target import FeatureBatch, Features, Target, check_taps, default_taps
 
@@ -47,6 +48,11 @@ class Eagle3Config(FeatureDrafterConfig):
             return default_taps(target.num_layers)
         return check_taps(self.tap_layers, target.num_layers)
 
+    @property
+    def limits(self) -> tuple[None, int]:
+        """The tokens of its vocabulary, any number of them."""
+        return None, self.draft_vocab_size
+
 
 class Eagle3Drafter(FeatureDrafter):
     """The EAGLE-3 drafter. Its parameters carry the names that serving engines read."""
@@ -72,6 +78,7 @@ class Eagle3Drafter(FeatureDrafter):
         columns_D = draft_vocabulary(counts_V, config.draft_vocab_size, target.tokenizer_size)
         drafter = cls(config, layer_config(config, target), config.taps(target), columns_D)
         drafter.bind(target)
+        drafter.copy_embedding(target)
         if config.start == "target_layer":
             drafter.copy_target_layer(target)
         return drafter.to(target.device)
@@ -115,6 +122,34 @@ class Eagle3Drafter(FeatureDrafter):
         """Replace all weights and the draft vocabulary; ``tensors`` has exactly the names of ``state_dict()``."""
         self.load_state_dict(tensors, strict=True)
         self._columns.copy_(target_ids(self.d2t))
+
+    def warm_start(self, other: TrainableDrafter, target: Target, *, remap: bool = False) -> tuple[str, ...]:
+        """Keep the other's draft vocabulary, whatever was counted for this one; or, with ``remap``, this one's.
+
+        Then the head's rows of tokens in both are the other's, and those of new tokens are the target's.
+        """
+        if not isinstance(other, Eagle3Drafter):
+            return super().warm_start(other, target)
+        if other.tap_layers != self.tap_layers:
+            raise SpectrainError(
+                f"warm start: the bundle reads the target's layers {list(other.tap_layers)}, this recipe's drafter "
+                f"{list(self.tap_layers)}; set drafter.tap_layers={list(other.tap_layers)}"
+            )
+        if not remap and other.columns != self.columns:
+            raise SpectrainError(
+                f"warm start: the bundle's draft vocabulary has {other.columns} tokens, this recipe asks for "
+                f"{self.columns}; set drafter.draft_vocab_size={other.columns} to keep it, or warm_start.remap=true to "
+                "count a new one"
+            )
+        theirs, notes = self.weights_of(other, target)
+        if remap:
+            head_DH, new = remapped_rows(other.lm_head.weight, other._columns, target.head_weight, self._columns)
+            theirs |= {"lm_head.weight": head_DH, "d2t": self.d2t, "t2d": self.t2d}
+            notes = (*notes, f"warm start: {new} of {self.columns} tokens of the new draft vocabulary were not in the "
+                             "bundle's; their rows of the head start as the target's")  # fmt: skip
+        self.take_weights(theirs)
+        self._columns.copy_(target_ids(self.d2t))
+        return notes
 
     def read(self, features: Features | FeatureBatch) -> Tensor:
         return self.fc(features.taps_BTF.to(self.fc.weight.dtype))

@@ -12,7 +12,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import cast
+from typing import Literal, cast
 
 import torch
 from pydantic import Field
@@ -31,12 +31,18 @@ from spectrain.losses import supervised
 from spectrain.shapes import Layout
 from spectrain.target import FeatureBatch, Features, Target
 
+SHAPING = ("num_attention_heads", "num_key_value_heads", "head_dim")
+NOTED = ("rope_parameters", "rms_norm_eps")
+
 
 class FeatureDrafterConfig(DrafterConfig):
     """Settings of every drafter with a layer of its own; sizes not given here are the target's."""
 
     depths: int = Field(1, ge=1, le=16, description="draft depths that training simulates")
     intermediate_size: int | None = Field(None, ge=1, description="width of the MLP; default the target's")
+    embedding: Literal["target", "own"] = Field(
+        "target", description="borrow the target's, frozen; or train a copy of it, V x H values more in the bundle"
+    )
 
 
 def layer_config(config: FeatureDrafterConfig, target: Target) -> LlamaConfig:
@@ -94,6 +100,8 @@ class FeatureDrafter(GrowingDrafter, TrainableDrafter):
     def __init__(self, config: FeatureDrafterConfig, layer: LlamaConfig) -> None:
         super().__init__()
         self.config, self.layer_config, self._masks = config, layer, Masks(layer)
+        own = config.embedding == "own"
+        self.embed_tokens = nn.Embedding(layer.vocab_size, layer.hidden_size) if own else None
         self._embedding: tuple[Tensor, ...] = ()  # in a tuple, or it would be one of the drafter's own weights
 
     @property
@@ -125,10 +133,51 @@ class FeatureDrafter(GrowingDrafter, TrainableDrafter):
             )
         self._embedding = (target.embedding_weight.detach(),)
 
+    @torch.no_grad()
+    def copy_embedding(self, target: Target) -> None:
+        """Start an embedding of its own as the target's."""
+        if self.embed_tokens is not None:
+            self.embed_tokens.weight.copy_(target.embedding_weight)
+
     def embed(self, ids_BT: Tensor) -> Tensor:
+        if self.embed_tokens is not None:
+            return self.embed_tokens(ids_BT).to(self.fc.weight.dtype)
         if not self._embedding:
             raise SpectrainError("this drafter borrows the target's embedding: call bind(target) first")
         return nn.functional.embedding(ids_BT, self._embedding[0]).to(self.fc.weight.dtype)
+
+    def warm_start(self, other: TrainableDrafter, target: Target, *, remap: bool = False) -> tuple[str, ...]:
+        """Also from a drafter that borrowed the target's embedding, when this one trains its own."""
+        if remap or not isinstance(other, FeatureDrafter):
+            return super().warm_start(other, target, remap=remap)
+        theirs, notes = self.weights_of(other, target)
+        self.take_weights(theirs)
+        return notes
+
+    def weights_of(self, other: FeatureDrafter, target: Target) -> tuple[dict[str, Tensor], tuple[str, ...]]:
+        """What this drafter takes of another one of its family, and notes on what the two do differently with it.
+
+        Raises SpectrainError for another family, other heads of attention, or an embedding there is no place for.
+        """
+        if type(other) is not type(self):
+            raise SpectrainError(f"warm start: found a {type(other).__name__}, expected a {type(self).__name__}")
+        notes, weights = [], dict(other.state_dict())
+        for name in (*SHAPING, *NOTED):
+            theirs, own = (getattr(drafter.layer_config, name) for drafter in (other, self))
+            if theirs == own:
+                continue
+            if name in SHAPING:  # the shapes of the weights may agree all the same
+                raise SpectrainError(f"warm start: {name} is {theirs} in the bundle, {own} in this recipe's drafter")
+            notes.append(f"warm start: {name} is this target's, {own}; the bundle has {theirs}")
+        if other.embed_tokens is not None and self.embed_tokens is None:
+            raise SpectrainError(
+                "warm start: the bundle has an embedding of its own, and its layer was trained with that; set "
+                "drafter.embedding=own"
+            )
+        if self.embed_tokens is not None and other.embed_tokens is None:
+            weights["embed_tokens.weight"] = target.embedding_weight.detach()
+            notes.append("warm start: the bundle borrowed its target's embedding; a copy of this one's is trained")
+        return weights, tuple(notes)
 
     # --- training ---------------------------------------------------------------------------------------------
 

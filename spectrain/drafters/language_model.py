@@ -1,8 +1,9 @@
 """A small language model as the drafter, distilled from the target on its own traffic (DistillSpec, 2310.08461).
 
-It starts as a few of the target's own layers, or as a smaller model with the same tokenizer, and has an embedding and
-a head of its own. Position t reads token t and predicts token t+1, as the target does. Its vocabulary is the whole
-one, because no server reads a reduced one; rows beyond the tokenizer's ids are padding on both sides and never drafted.
+It starts as a few of the target's own layers, as a smaller model with the same tokenizer, or at random in a size of its
+own, and has an embedding and a head of its own. All of it trains, or adapters in its linear layers alone. Position t
+reads token t and predicts token t+1, as the target does. Its vocabulary is the whole one, because no server reads a
+reduced one; rows beyond the tokenizer's ids are padding on both sides and never drafted.
 
 Shapes: B batch, T positions, W nodes of a level, H hidden, D ids that exist, V vocabulary rows of the target.
 """
@@ -11,7 +12,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import Literal
+from pathlib import Path
+from typing import Any, Literal
 
 import torch
 from pydantic import Field, model_validator
@@ -20,9 +22,11 @@ from transformers import PreTrainedModel
 
 from spectrain.attention import Masks, cached_forward, context
 from spectrain.cache import KeyValueCache, last_positions, right_padded
+from spectrain.drafters.adapters import Adapter, LoraSettings
 from spectrain.drafters.base import Committed, DepthOutput, DrafterConfig, DraftOutput, Proposal, TrainableDrafter
-from spectrain.drafters.draft_models import cut_layers, smaller_model
+from spectrain.drafters.draft_models import cut_layers, kept_layers, smaller_model
 from spectrain.drafters.growth import GrowingDrafter, below
+from spectrain.drafters.new_model import new_model, new_settings
 from spectrain.errors import SpectrainError
 from spectrain.exact.sampler import Sampler
 from spectrain.heads import OutputHead
@@ -30,7 +34,9 @@ from spectrain.losses import supervised
 from spectrain.shapes import Layout, Shape
 from spectrain.target import FeatureBatch, Target
 
-TARGET_LAYERS = "target_layers"
+TARGET_LAYERS, NEW = "target_layers", "new"
+ADAPTER_FOLDER = "adapter"
+"""Folder of a bundle that holds the adapters by themselves, where they were to be kept."""
 
 
 class LanguageModelConfig(DrafterConfig):
@@ -38,38 +44,48 @@ class LanguageModelConfig(DrafterConfig):
 
     type: Literal["language_model"] = "language_model"
     start: str = Field(
-        TARGET_LAYERS, description="target_layers, or a folder or Hub id of a smaller model with the same tokenizer"
+        TARGET_LAYERS,
+        description="target_layers, new, or a folder or Hub id of a smaller model with the same tokenizer",
     )
     revision: str | None = Field(None, description="commit of the smaller model on the Hub")
     layers: tuple[int, ...] | None = Field(
         None, min_length=1, description="the target's layers to keep; default the first, the middle and the last"
     )
+    shape: dict[str, Any] | None = Field(
+        None,
+        min_length=1,
+        description="of a new model: settings that differ from the target's, as its config names them",
+    )
+    lora: LoraSettings | None = Field(None, description="train adapters alone; the bundle's model has them merged")
 
     @model_validator(mode="after")
     def _belong_together(self) -> LanguageModelConfig:
+        if self.shape is not None and self.start != NEW:
+            raise ValueError(f"shape is that of a new model, but start is {self.start!r}; give one of the two")
+        if self.shape is None and self.start == NEW:
+            raise ValueError("a new model needs a shape, or it is as big as the target: {num_hidden_layers: 2}")
+        if self.start == NEW and self.lora is not None and self.lora.keep_adapter:
+            raise ValueError(
+                "lora.keep_adapter keeps adapters that belong over where the model starts, but a new one starts at "
+                "random, which is stored nowhere; leave keep_adapter out"
+            )
         if self.layers is not None and self.start != TARGET_LAYERS:
             raise ValueError(f"layers are the target's, but start is {self.start!r}; give one of the two")
-        if self.revision is not None and self.start == TARGET_LAYERS:
-            raise ValueError("revision belongs to a smaller model, but start is target_layers; leave revision out")
+        if self.revision is not None and self.start in (TARGET_LAYERS, NEW):
+            raise ValueError(f"revision belongs to a smaller model, but start is {self.start}; leave revision out")
         return self
 
     def taps(self, target: Target) -> tuple[int, ...]:
-        """None; layers that the target does not have are refused before anything is computed."""
+        """None; layers and sizes that the target cannot have are refused before anything is computed."""
         if self.start == TARGET_LAYERS:
             self.kept(target)
+        if self.shape is not None:
+            new_settings(target, self.shape)
         return ()
 
     def kept(self, target: Target) -> tuple[int, ...]:
         """The target's layers that the draft model starts from."""
-        last = target.num_layers - 1
-        if self.layers is None:
-            return tuple(sorted({0, last // 2, last}))
-        if list(self.layers) != sorted(set(self.layers)) or self.layers[0] < 0 or self.layers[-1] > last:
-            raise SpectrainError(
-                f"drafter.layers {list(self.layers)} are not distinct ascending layers of a target with "
-                f"{last + 1} layers; expected values from 0 to {last}"
-            )
-        return self.layers
+        return kept_layers(target, self.layers)
 
 
 @dataclass
@@ -96,15 +112,19 @@ class LanguageModelDrafter(GrowingDrafter, TrainableDrafter):
         self.config, self.model = config, model.eval()
         self._masks, self._context = Masks(model.config), context(model.config)
         self._vocabulary = 0
+        self._adapter: Adapter | None = None
 
     @classmethod
     def build(cls, config: LanguageModelConfig, target: Target, counts_V: Tensor) -> LanguageModelDrafter:
         """A new drafter for ``target``, as good as where it starts; ``counts_V`` is not needed."""
         if config.start == TARGET_LAYERS:
             model = cut_layers(target, config.kept(target))
+        elif config.shape is not None:
+            model = new_model(target, config.shape)
         else:
             model = smaller_model(config.start, config.revision, target)
         drafter = cls(config, model)
+        drafter._adapt()
         drafter.bind(target)
         return drafter.to(target.device)
 
@@ -123,6 +143,40 @@ class LanguageModelDrafter(GrowingDrafter, TrainableDrafter):
         super().train(mode)
         self.model.eval()
         return self
+
+    # --- adapters ---------------------------------------------------------------------------------------------
+
+    def _adapt(self) -> None:
+        """Put fresh adapters into the model, if there are to be any."""
+        if self.config.lora is not None:
+            self._adapter = Adapter(self.model, self.config.lora)
+
+    def plain(self) -> PreTrainedModel:
+        """The model as a server loads it: its own, or with adapters a copy in which they are merged."""
+        return self.model if self._adapter is None else self._adapter.merged()
+
+    def write_more(self, folder: Path) -> None:
+        """The adapters by themselves, where they were to be kept and are not merged yet."""
+        config = self.config
+        if self._adapter is not None and config.lora is not None and config.lora.keep_adapter:
+            base = None if config.start == TARGET_LAYERS else config.start
+            self._adapter.save(folder / ADAPTER_FOLDER, base, config.revision)
+
+    def warm_start(self, other: TrainableDrafter, target: Target, *, remap: bool = False) -> tuple[str, ...]:
+        """As every drafter. Adapters of ``other`` count as merged; those of this one start anew over its weights."""
+        if isinstance(other, LanguageModelDrafter) and other._adapter is not None:
+            other = LanguageModelDrafter(other.config, other.plain())
+        if self._adapter is None or self.config.lora is None:
+            return super().warm_start(other, target, remap=remap)
+        if self.config.lora.keep_adapter:
+            raise SpectrainError(
+                "warm start: drafter.lora.keep_adapter keeps adapters that belong over drafter.start, but these would "
+                "belong over the bundle; leave one of the two out, or give the bundle's folder as drafter.start"
+            )
+        self.model, self._adapter = self._adapter.removed(), None
+        notes = super().warm_start(other, target, remap=remap)
+        self._adapt()
+        return notes
 
     def head(self) -> OutputHead:
         """Its head on the D ids that exist."""

@@ -1,4 +1,4 @@
-"""Medusa-1 (2401.10774): heads on a frozen target, each of which says one token further ahead than the one before.
+"""Medusa (2401.10774): heads on the target, each of which says one token further ahead than the one before.
 
 Head d at position t reads the target's last hidden state there, after the final norm, and predicts token t+2+d from it
 alone: what was drafted before makes no difference to it. So every head is computed once a round, and all nodes of a
@@ -7,22 +7,37 @@ depth share its law. Drawing each node from that law on its own is exact: it is 
 A head is W2 (h + SiLU(W1 h + b)). W1 and b start at zero and W2 as the target's head, so an untrained drafter says at
 every depth what the target says of the next token.
 
+The target is frozen (Medusa-1), or trained with the heads by low-rank adapters and saved beside them (Medusa-2): then
+the heads are warmed up on the target as it is, and later the moved target is held to the original's law, which is the
+one that the features' rows have, while the heads are held to the moved target's.
+
 Shapes: B batch, T positions, W nodes of a level, K heads that are asked, H hidden, V vocabulary rows of the target.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Literal, cast
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Literal, cast
 
 import torch
 from pydantic import Field
 from torch import Tensor, nn
 
 from spectrain.cache import last_positions
-from spectrain.drafters.base import Committed, DepthOutput, DrafterConfig, DraftOutput, Proposal, TrainableDrafter
+from spectrain.drafters.base import (
+    OWN_TARGET,
+    Auxiliary,
+    Committed,
+    DepthOutput,
+    DrafterConfig,
+    DraftOutput,
+    Proposal,
+    TrainableDrafter,
+)
 from spectrain.drafters.growth import GrowingDrafter
+from spectrain.drafters.joint import JointConfig, MovingTarget
 from spectrain.errors import SpectrainError
 from spectrain.exact.sampler import Sampler
 from spectrain.heads import OutputHead
@@ -49,11 +64,17 @@ class MedusaConfig(DrafterConfig):
     heads: int = Field(4, ge=1, le=MOST_HEADS, description="tokens that can be drafted ahead, one a head")
     layers: int = Field(1, ge=1, le=MOST_LAYERS, description="residual SiLU layers of a head")
     head: Literal["own", "shared"] = Field("shared", description="train a copy of the target's head each, or share it")
+    joint: JointConfig | None = Field(None, description="also train the target, which then becomes another model")
 
     def taps(self, target: Target) -> tuple[int, ...]:
         """None; a target whose head has a bias is refused before anything is computed."""
         _check_head(target)
         return ()
+
+    @property
+    def limits(self) -> tuple[int, None]:
+        """One token a head."""
+        return self.heads, None
 
 
 def _check_head(target: Target) -> None:
@@ -69,7 +90,8 @@ class ResidualBlock(nn.Module):
 
     def __init__(self, size: int, layers: int) -> None:
         super().__init__()
-        self.layers = nn.ModuleList(nn.utils.skip_init(nn.Linear, size, size) for _ in range(layers))
+        place = torch.get_default_device()
+        self.layers = nn.ModuleList(nn.utils.skip_init(nn.Linear, size, size, device=place) for _ in range(layers))
         for parameter in self.parameters():
             nn.init.zeros_(parameter)
 
@@ -102,10 +124,14 @@ class MedusaDrafter(GrowingDrafter, TrainableDrafter):
         self.blocks = nn.ModuleList(ResidualBlock(hidden_size, config.layers) for _ in range(config.heads))
         own = config.heads if config.head == "own" else 0
         self.lm_heads = nn.ModuleList(
-            nn.utils.skip_init(nn.Linear, hidden_size, vocab_size, bias=False) for _ in range(own)
+            nn.utils.skip_init(nn.Linear, hidden_size, vocab_size, bias=False, device=torch.get_default_device())
+            for _ in range(own)
         )
         self._target_head: tuple[OutputHead, ...] = ()
         self._expected: tuple[Tensor, ...] = ()
+        self.adapter = nn.ParameterDict()  # of the target, while it is trained too
+        self._moving: MovingTarget | None = None
+        self._jointly = False
 
     @classmethod
     def build(cls, config: MedusaConfig, target: Target, counts_V: Tensor) -> MedusaDrafter:
@@ -115,7 +141,11 @@ class MedusaDrafter(GrowingDrafter, TrainableDrafter):
         with torch.no_grad():
             for head in drafter.lm_heads:
                 cast(nn.Linear, head).weight.copy_(target.head_weight)
-        return drafter.to(target.device)
+        drafter = drafter.to(target.device)
+        if config.joint is not None:
+            drafter._moving = MovingTarget(target, config.joint)
+            drafter.adapter.update(drafter._moving.parameters())
+        return drafter
 
     def expect_head(self, weight_VH: Tensor) -> None:
         """Bind from now on only to a target whose head this is: a shared head was stored with the drafter."""
@@ -153,10 +183,55 @@ class MedusaDrafter(GrowingDrafter, TrainableDrafter):
         """One for each head; there are none beyond the last."""
         return tuple(2 + depth for depth in range(min(depths or self.config.heads, self.config.heads)))
 
+    def set_progress(self, step: int, total: int) -> None:
+        """Heads alone at first, then with the target."""
+        joint = self.config.joint
+        self._jointly = self._moving is not None and joint is not None and step > joint.warmup * total
+
+    def auxiliary_shifts(self) -> tuple[int, ...]:
+        """The moved target's own next token, once it moves."""
+        return (1,) if self._jointly else ()
+
+    def parameter_groups(self) -> list[dict[str, Any]]:
+        """The heads, and the target's adapters with a rate of their own."""
+        adapter = list(self.adapter.values()) if self._moving is not None else []
+        own = {id(p) for p in adapter}
+        groups = [{"params": [p for p in self.parameters() if id(p) not in own], "lr_scale": 1.0}]
+        if self.config.joint is not None and adapter:
+            groups.append({"params": adapter, "lr_scale": self.config.joint.lr_scale})
+        return groups
+
+    def write_more(self, folder: Path) -> None:
+        """The moved target."""
+        if self._moving is not None:
+            self._moving.save(folder / OWN_TARGET)
+
+    def warm_start(self, other: TrainableDrafter, target: Target, *, remap: bool = False) -> tuple[str, ...]:
+        """The heads alone: adapters belong to the target that they were trained in."""
+        if self._moving is None or not isinstance(other, MedusaDrafter):
+            return super().warm_start(other, target, remap=remap)
+        plain = MedusaDrafter(self.config, self.hidden_size, self.vocab_size)
+        TrainableDrafter.warm_start(plain, other, target, remap=remap)
+        self.load_state_dict(plain.state_dict(), strict=False)
+        return ()
+
     def forward(self, batch: FeatureBatch, depths: int | None = None) -> DraftOutput:
-        """Every head at every position."""
+        """Every head at every position. While the target moves, on its states and held to its law."""
+        if self._moving is None:
+            return self._read(batch, batch.hidden_BTH, depths)
+        if not self._jointly:
+            # The adapters take part without effect, or processes would wait for their gradients for ever.
+            nothing = sum((parameter.sum() * 0.0 for parameter in self.adapter.values()), start=torch.zeros(()))
+            return self._read(batch, batch.hidden_BTH + nothing.to(batch.hidden_BTH), depths)
+        shared, moved_BTH = self.borrowed(), self._moving.states(batch.ids_BT)
+        output = self._read(batch, moved_BTH, depths)
+        head_DH, anchor = shared.weight_VH[: shared.size], cast(JointConfig, self.config.joint).anchor
+        auxiliary = Auxiliary(moved_BTH, head_DH, 1, supervised(batch.answer_BT, 1), anchor, shared.cap)
+        return replace(output, teacher=batch.as_seen(moved_BTH, shared), auxiliary=(auxiliary,))
+
+    def _read(self, batch: FeatureBatch, hidden_BTH: Tensor, depths: int | None) -> DraftOutput:
         shifts = self.shifts(depths)
-        shared, hidden_BTH = self.borrowed(), batch.hidden_BTH.to(self._dtype)
+        shared, hidden_BTH = self.borrowed(), hidden_BTH.to(self._dtype)
         padded = shared.size < self.vocab_size
         weights = [head.weight_VH for head in self.heads(len(shifts))]
         # The loss takes the depths of one head together, and knows a head by its tensor: cut a shared one once.

@@ -1,93 +1,237 @@
-"""What training minimises: the loss of every draft depth against the target's law, summed over supervised positions.
+"""What training minimises: the loss of every draft depth against the law that it learns, summed over positions.
 
-Shapes: B batch, T positions, N supervised positions of all depths, C of a chunk, H hidden, D columns of the head.
+Shapes: B batch, T positions, X = B x T places, N supervised positions of all depths, C of a chunk, S starts of a chunk,
+K depths, H hidden, D columns of the head.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Literal
+import difflib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
 
 import torch
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 from torch import Tensor, nn
 
-from spectrain.drafters.base import DepthOutput, TrainableDrafter
-from spectrain.drafters.scoring import teacher_law
+from spectrain.drafters.base import Auxiliary, DepthOutput, DraftOutput, TrainableDrafter
+from spectrain.drafters.laws import Law, Teacher, answer_is_there, learnt_law
+from spectrain.errors import SpectrainError
 from spectrain.heads import OutputHead, soft_capped
-from spectrain.losses import LOSSES, PositionLoss, RowsLoss, head_loss
+from spectrain.losses import (
+    CHUNK,
+    LOSSES,
+    Laws,
+    LossName,
+    PositionLoss,
+    RowsLoss,
+    forward_kl,
+    head_loss,
+    mixture,
+    pace_weights,
+)
 from spectrain.target import FeatureBatch
 
-LossName = Literal[
-    "forward_kl", "reverse_kl", "jensen_shannon", "total_variation", "negative_log_acceptance", "lk_hybrid"
-]  # fmt: skip
+
+def _forward_kl_alone() -> dict[LossName, float]:
+    return {"forward_kl": 1.0}
 
 
 class LossConfig(BaseModel):
-    """Which per-position loss, what else counts beside it, and how much later depths count."""
+    """Which per-position losses, what else counts beside them, whose law is learnt, and how much each depth counts."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
-    name: LossName = "forward_kl"
-    weight: float = Field(1.0, ge=0, description="weight of that loss")
+    terms: dict[LossName, float] = Field(
+        default_factory=_forward_kl_alone, description="losses that are added up, each by its weight"
+    )
     regression: float = Field(
         1.0, ge=0, description="weight of the distance to the target's features, where a drafter predicts them"
     )
     decay: float = Field(0.8, gt=0, le=1, description="weight of draft depth d is decay^d")
+    teacher: Teacher = Field(
+        "target", description="learn the target's law, or the answers' own tokens (sequence-level distillation)"
+    )
+    positions: Literal["decay", "d_pace"] = Field(
+        "decay", description="depths count decay^d, or by how far drafts are accepted at each position (D-PACE)"
+    )
+    smoothing: float = Field(0.5, ge=0, le=1, description="of D-PACE: 1 counts the depths left, 0 the bare acceptance")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _no_single_loss(cls, values: Any) -> Any:
+        old = sorted({"name", "weight"} & set(values)) if isinstance(values, dict) else []
+        if old:
+            term = f"{values.get('name', 'forward_kl')}: {values.get('weight', 1.0)}"
+            raise ValueError(f"found {' and '.join(old)}, expected the losses with their weights: terms: {{{term}}}")
+        return values
+
+    @field_validator("terms", mode="before")
+    @classmethod
+    def _known(cls, terms: Any) -> Any:
+        for name in terms if isinstance(terms, dict) else ():
+            if name not in LOSSES:
+                raise ValueError(f"there is no loss {name!r}; {_hint(str(name))}")
+        return terms
+
+    @field_validator("terms")
+    @classmethod
+    def _some_weight(cls, terms: dict[LossName, float]) -> dict[LossName, float]:
+        for name, weight in terms.items():
+            if not 0 <= weight < float("inf"):
+                raise ValueError(f"found weight {weight} of {name}, expected 0 or more")
+        if not any(terms.values()):
+            raise ValueError(f"found {terms}, expected at least one loss with a weight above 0")
+        return terms
+
+
+def _hint(name: str) -> str:
+    near = [known for known in LOSSES if name.lower() in known] or difflib.get_close_matches(name, LOSSES, n=1)
+    if near and name:
+        return f"did you mean {' or '.join(map(repr, near))}?"
+    return f"there are {', '.join(LOSSES)}"
 
 
 class DrafterLoss(nn.Module):
-    """A drafter and its loss as one module, so that whatever wraps it for many devices sees the whole computation."""
+    """A drafter and its loss as one module, so that whatever wraps it for many devices sees the whole computation.
 
-    def __init__(self, drafter: TrainableDrafter, head: OutputHead, config: LossConfig) -> None:
+    ``chunk`` bounds the positions whose logits are held at once. Raises SpectrainError where D-PACE meets a drafter
+    with a single depth.
+    """
+
+    def __init__(self, drafter: TrainableDrafter, head: OutputHead, config: LossConfig, chunk: int = CHUNK) -> None:
         super().__init__()
+        if config.positions == "d_pace" and len(drafter.shifts()) < 2:
+            raise SpectrainError(
+                f"loss.positions: found d_pace, but this {type(drafter).__name__} trains one draft depth, and D-PACE "
+                "weighs depths against each other; train two or more, or choose positions: decay"
+            )
         # The target's head is no module: it is not ours to train, move or save.
-        self.drafter, self.head, self.loss, self.config = drafter, head, LOSSES[config.name], config
+        self.drafter, self.head, self.config, self.chunk = drafter, head, config, chunk
+        self.loss = mixture(config.terms)
 
     def forward(self, batch: FeatureBatch, weights: Sequence[float]) -> Tensor:
-        """Sum over depths of ``weights[d]`` times the loss summed over the depth's supervised positions.
+        """Sum over depths of ``weights[d]`` times the loss summed over the depth's supervised positions; then over
+        auxiliaries, whose weights follow.
 
-        The loss of a position is the configured one, and the regression where the drafter predicts features.
+        The loss of a position is the configured one, and the regression where the drafter predicts features; with
+        D-PACE both count by the position's own weight.
         """
         output = self.drafter(batch)
-        head = self.head.columns(output.columns_D)
-        total = batch.hidden_BTH.new_zeros((), dtype=torch.float32)
-        for head_DH in {id(depth.head_DH): depth.head_DH for depth in output.depths}.values():
-            pairs = zip(output.depths, weights, strict=True)
-            rows = [(d, w * self.config.weight) for d, w in pairs if d.head_DH is head_DH]
-            hidden_NH, weight_N, law = _gather(batch, rows, head)
-            total = total + head_loss(hidden_NH, head_DH, law, _weighted(self.loss, weight_N, rows[0][0].cap))
-        for depth, weight in zip(output.depths, weights, strict=True):
+        count, held = len(output.depths), batch if output.teacher is None else output.teacher
+        total, pace_XK = self._laws(held, output, weights[:count])
+        for number, (depth, weight) in enumerate(zip(output.depths, weights[:count], strict=True)):
             if depth.predicts_features:
-                total = total + weight * self.config.regression * _regression(batch, depth)
+                pace_X = None if pace_XK is None else pace_XK[:, number]
+                total = total + weight * self.config.regression * _regression(held, depth, pace_X)
+        for extra, weight in zip(output.auxiliary, weights[count:], strict=True):
+            total = total + self._auxiliary(batch, extra, weight * extra.weight)
         return total
 
+    def _laws(self, held: FeatureBatch, output: DraftOutput, weights: Sequence[float]) -> tuple[Tensor, Tensor | None]:
+        """The weighted loss of all depths, and with D-PACE what every position counted."""
+        config, columns_D = self.config, output.columns_D
+        paced = config.positions == "d_pace"
+        rows = _gather(output.depths, by_start=paced)
+        law = learnt_law(held, self.head.columns(columns_D), columns_D, rows.place_N, config.teacher)
+        weight_N = torch.tensor(weights, device=rows.depth_N.device)[rows.depth_N]
+        if config.teacher == "answers":  # else some losses would flatten the drafter's law there
+            weight_N = weight_N * answer_is_there(held, columns_D, rows.place_N)
+        if not paced:
+            return self._summed(rows, law, _weighted(self.loss, weight_N, rows.cap)), None
+        pace_XK = torch.zeros(held.ids_BT.numel(), len(weights), device=weight_N.device)
+        loss = _paced(self.loss, weight_N, rows, config.smoothing, pace_XK)
+        return self._summed(rows, law, loss, _whole_starts(rows.start_N, len(weights), self.chunk)), pace_XK
 
-def _regression(batch: FeatureBatch, depth: DepthOutput) -> Tensor:
+    def _auxiliary(self, batch: FeatureBatch, extra: Auxiliary, weight: float) -> Tensor:
+        rows = _gather([extra], by_start=False)
+        law = learnt_law(batch, self.head.first(len(extra.head_DH)), None, rows.place_N)
+        weight_N = torch.full(rows.place_N.shape, weight, device=rows.place_N.device)
+        return self._summed(rows, law, _weighted(forward_kl, weight_N, rows.cap))
+
+    def _summed(self, rows: _Rows, law: Law, loss: RowsLoss, chunks: Sequence[slice] | None = None) -> Tensor:
+        return head_loss(
+            rows.hidden_NH,
+            rows.heads_DH,
+            law,
+            loss,
+            head_N=rows.head_N,
+            chunks=self.chunk if chunks is None else chunks,
+        )
+
+
+def _regression(held: FeatureBatch, depth: DepthOutput, pace_X: Tensor | None) -> Tensor:
     """Smooth L1 distance to the target's features, the mean of a position's values, summed over positions (2401.15077).
 
     In float32 also under autocast.
     """
     row_N, at_N = depth.mask_BT.nonzero(as_tuple=True)
-    wanted_NH = batch.hidden_BTH[row_N, at_N + depth.shift - 1].float()
+    wanted_NH = held.hidden_BTH[row_N, at_N + depth.shift - 1].float()
     found_NH = depth.hidden_BTH[row_N, at_N, : wanted_NH.shape[1]].float()
-    return nn.functional.smooth_l1_loss(found_NH, wanted_NH, reduction="none").mean(-1).sum()
+    distance_N = nn.functional.smooth_l1_loss(found_NH, wanted_NH, reduction="none").mean(-1)
+    return (distance_N if pace_X is None else distance_N * pace_X[row_N * depth.mask_BT.shape[1] + at_N]).sum()
 
 
 def _weighted(loss: PositionLoss, weight_N: Tensor, cap: float | None) -> RowsLoss:
-    return lambda z_CD, log_p_CD, rows: loss(soft_capped(z_CD, cap), log_p_CD) * weight_N[rows]
+    return lambda z_CD, log_p_CD, rows: loss(Laws(soft_capped(z_CD, cap), log_p_CD)) * weight_N[rows]
 
 
-def _gather(
-    batch: FeatureBatch, rows: list[tuple[DepthOutput, float]], head: OutputHead
-) -> tuple[Tensor, Tensor, Callable[[slice], Tensor]]:
-    """Supervised positions of several depths, by the token they predict, so that depths share teacher rows."""
-    T = batch.ids_BT.shape[1]
-    hidden, weights, places = [], [], []
-    for depth, weight in rows:
-        row_N, at_N = depth.mask_BT.nonzero(as_tuple=True)
-        hidden.append(depth.hidden_BTH[row_N, at_N])
-        places.append(row_N * T + at_N + depth.shift - 1)
-        weights.append(torch.full((len(row_N),), weight, device=row_N.device))
-    place_N = torch.cat(places)
-    order_N = place_N.argsort()
-    return torch.cat(hidden)[order_N], torch.cat(weights)[order_N], teacher_law(batch, head, place_N[order_N])
+def _paced(loss: PositionLoss, weight_N: Tensor, rows: _Rows, smoothing: float, pace_XK: Tensor) -> RowsLoss:
+    """Weighs each position by D-PACE beside ``weight_N``; chunks must hold whole starts. Fills ``pace_XK``."""
+
+    def weighted(z_CD: Tensor, log_p_CD: Tensor, chunk: slice) -> Tensor:
+        laws = Laws(soft_capped(z_CD, rows.cap), log_p_CD)
+        start_S, at_C = rows.start_N[chunk].unique(return_inverse=True)
+        place = at_C, rows.depth_N[chunk]
+        alpha_SK = pace_XK.new_zeros(len(start_S), pace_XK.shape[1])
+        alpha_SK[place] = laws.acceptance.detach()
+        there_SK = torch.zeros_like(alpha_SK, dtype=torch.bool)
+        there_SK[place] = True
+        pace_XK[start_S] = pace_SK = pace_weights(alpha_SK, there_SK, smoothing)
+        return loss(laws) * weight_N[chunk] * pace_SK[place]
+
+    return weighted
+
+
+@dataclass(frozen=True)
+class _Rows:
+    """Supervised positions of several depths: their states, their start (the place of t), the place whose law they
+    learn, their depth, and the number of their head where there are several."""
+
+    hidden_NH: Tensor
+    start_N: Tensor
+    place_N: Tensor
+    depth_N: Tensor
+    head_N: Tensor | None
+    heads_DH: list[Tensor]
+    cap: float | None
+
+
+def _gather(states: Sequence[DepthOutput | Auxiliary], *, by_start: bool) -> _Rows:
+    """All supervised positions, by the place whose law they learn, so that depths share it, or by start."""
+    heads = {id(state.head_DH): state.head_DH for state in states}
+    hidden, starts, depths = [], [], []
+    for depth, state in enumerate(states):
+        row_N, at_N = state.mask_BT.nonzero(as_tuple=True)
+        hidden.append(state.hidden_BTH[row_N, at_N])
+        starts.append(row_N * state.mask_BT.shape[1] + at_N)
+        depths.append(torch.full_like(row_N, depth))
+    start_N, depth_N = torch.cat(starts), torch.cat(depths)
+    ahead_K = torch.tensor([state.shift - 1 for state in states], device=start_N.device)
+    place_N = start_N + ahead_K[depth_N]
+    order_N = (start_N if by_start else place_N).argsort(stable=True)
+    start_N, place_N, depth_N = start_N[order_N], place_N[order_N], depth_N[order_N]
+    head_N = None
+    if len(heads) > 1:
+        head_K = torch.tensor([list(heads).index(id(state.head_DH)) for state in states], device=start_N.device)
+        head_N = head_K[depth_N]
+    hidden_NH = torch.cat(hidden)[order_N]
+    return _Rows(hidden_NH, start_N, place_N, depth_N, head_N, list(heads.values()), states[0].cap)
+
+
+def _whole_starts(start_N: Tensor, depths: int, chunk: int) -> list[slice]:
+    """Slices of at most ``chunk`` rows (or one start) with all depths of their starts; rows are sorted by start."""
+    _, count_S = start_N.unique_consecutive(return_counts=True)
+    each = max(1, chunk // depths)
+    stops = [*count_S.cumsum(0)[each - 1 :: each].tolist(), len(start_N)]
+    return [slice(start, stop) for start, stop in zip([0, *stops], stops, strict=False) if start < stop]

@@ -22,12 +22,12 @@ def teacher_law(batch: FeatureBatch, head: OutputHead, place_N: Tensor) -> Calla
     """The target's log-probabilities of the token after each place, on the columns of ``head``, by slice of places.
 
     ``place_N`` counts positions through the batch (row x T + position). In float32 also under autocast: a law in
-    bfloat16 would not sum to one. A place that is repeated next to itself is computed once.
+    bfloat16 would not sum to one. A place that a slice repeats is computed once.
     """
     state_XH, normaliser_X = batch.hidden_BTH.flatten(0, 1), batch.log_normaliser_BT.flatten()
 
     def log_p(rows: slice) -> Tensor:
-        place_U, back_C = place_N[rows].unique_consecutive(return_inverse=True)
+        place_U, back_C = place_N[rows].unique(return_inverse=True)
         with torch.autocast(state_XH.device.type, enabled=False):
             logits_UD = head.logits(state_XH[place_U]).float()
         return (logits_UD - normaliser_X[place_U, None])[back_C]
@@ -91,15 +91,19 @@ class DepthScores:
 @torch.no_grad()
 def score_batch(drafter: TrainableDrafter, batch: FeatureBatch, head: OutputHead, depths: int | None = None,
                 chunk: int = 256) -> DepthScores:  # fmt: skip
-    """Score every depth of a training forward against the law of the target's ``head``, over the full vocabulary."""
+    """Score every depth of a training forward against the law of the target's ``head``, over the full vocabulary.
+
+    It is always the whole law, whatever is stored of it; that of the jointly trained target where the drafter has one.
+    """
     output = drafter(batch, depths)
+    held = batch if output.teacher is None else output.teacher
     head = head.columns(output.columns_D)
     scores = DepthScores()
     alive_BT = output.depths[0].mask_BT
     accepted_BT = torch.zeros_like(alive_BT, dtype=torch.long)
     scores.started = int(alive_BT.sum())
     for depth in output.depths:
-        alpha, right_BT = _score_depth(batch, depth, head, output.columns_D, chunk)
+        alpha, right_BT = _score_depth(held, depth, head, output.columns_D, chunk)
         scores.positions.append(int(depth.mask_BT.sum()))
         scores.alpha.append(alpha)
         scores.greedy.append(int(right_BT.sum()))

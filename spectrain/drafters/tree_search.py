@@ -32,14 +32,16 @@ def rank_accuracy(drafter: TrainableDrafter, batches: Iterable[FeatureBatch], he
                   ranks: int = 10, depths: int | None = None, chunk: int = 256) -> list[list[float]]:  # fmt: skip
     """For every depth of the training forward, the mean target probability of the drafter's token of each rank.
 
-    The target's law is that of ``sampler`` through its ``head``; at T=0 the means are how often each rank was right.
+    The target's law is that of ``sampler`` through its ``head`` (a jointly trained target's, where the drafter has
+    one); at T=0 the means are how often each rank was right.
     A depth with no supervised position in ``batches`` has zeros. ``ranks`` is cut to the columns of the drafter's head.
     """
     sums: list[Tensor] = []
     counts: list[Tensor] = []
     for batch in batches:
         output = drafter(batch, depths)
-        found = [_depth_sums(batch, d, head, output.columns_D, sampler, ranks, chunk) for d in output.depths]
+        held = batch if output.teacher is None else output.teacher
+        found = [_depth_sums(held, d, head, output.columns_D, sampler, ranks, chunk) for d in output.depths]
         sums.append(torch.stack(found).cpu())
         counts.append(torch.tensor([int(depth.mask_BT.sum()) for depth in output.depths]))
     if not sums:

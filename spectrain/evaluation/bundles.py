@@ -28,6 +28,7 @@ from spectrain.evaluation.workbench import LIBRARIES, device_name, shown_name
 from spectrain.files import json_digest, write_json
 from spectrain.identity import compare_targets
 from spectrain.manifest import Manifest, read_manifest
+from spectrain.shapes import check_shape
 from spectrain.target import Target
 
 
@@ -53,8 +54,10 @@ def evaluate_bundle(bundle: Path, target: Target, conversations: Sequence[Conver
                     progress: bool = True) -> Path:  # fmt: skip
     """Measure a bundle beside plain decoding and baselines; the path of ``acceptance.json`` (reports beside it)."""
     entrant = _load(bundle, target)
-    manifest = entrant.manifest
+    manifest, drafter = entrant.manifest, entrant.drafter
     family = manifest.drafter["type"]
+    for tree in config.trees:  # what only a baseline could fill says nothing of the bundle
+        check_shape(tree, deepest=drafter.deepest, columns=drafter.columns, trees=drafter.trees, name=family)
     identity = {"weights": manifest.target.weights_digest, "bundle": manifest.files["model.safetensors"]}
     about = {"drafter": {"name": family, **entrant.described()}}
     return _evaluate({family: entrant}, target, conversations, config, output, identity, about, traffic=traffic,

@@ -32,6 +32,7 @@ LAYER_KEYS = (
     "max_position_embeddings",
     "rope_parameters",
 )
+EMBEDDING = "embed_tokens.weight"  # where a checkpoint has none, the server shares the target's
 # fmt: off
 # Keys that any transformers configuration carries and that do not change what the drafter computes.
 INERT_KEYS = {
@@ -84,3 +85,10 @@ def check_dtype(weights: Mapping[str, Tensor], where: str) -> None:
     for name, tensor in weights.items():
         if not tensor.is_floating_point() or tensor.dtype != dtype:
             raise SpectrainError(f"{where}: tensor {name} is {tensor.dtype}, fc.weight is {dtype}")
+
+
+def chosen(tensors: Mapping[str, Tensor], embedding: str) -> dict[str, Tensor]:
+    """The tensors of a drafter whose embedding is its "own" or the "target"'s. SpectrainError if its own is missing."""
+    if embedding == "own" and EMBEDDING not in tensors:
+        raise SpectrainError(f"the drafter has an embedding of its own, but tensor {EMBEDDING} is missing")
+    return {name: tensor for name, tensor in tensors.items() if name != EMBEDDING or embedding == "own"}

@@ -20,13 +20,21 @@ from torch import Tensor
 from spectrain.drafters.eagle import EagleConfig, EagleDrafter
 from spectrain.errors import SpectrainError
 from spectrain.interop._checkpoint import check_keys, check_shapes
-from spectrain.interop._llama_layer import INERT_KEYS, LAYER_KEYS, check_dtype, check_layer, layer_shapes, read_layer
+from spectrain.interop._llama_layer import (
+    EMBEDDING,
+    INERT_KEYS,
+    LAYER_KEYS,
+    check_dtype,
+    check_layer,
+    chosen,
+    layer_shapes,
+    read_layer,
+)
 
 NAME = "vllm eagle"
 DRAFTER = EagleDrafter
 ARCHITECTURE = "EagleLlamaForCausalLM"
 TAP_CONVENTION = "no taps: the feature is the last hidden state after the final norm, which the head reads"
-_OPTIONAL_TENSORS = {"embed_tokens.weight"}  # absent: the server shares the target's embedding
 
 
 @dataclass(frozen=True)
@@ -52,11 +60,11 @@ def to_drafter(
 ) -> EagleDrafter:
     """The drafter of a checkpoint; ``config`` is its manifest's, or None for a checkpoint made elsewhere.
 
-    An ``embed_tokens.weight`` is left out: drafters borrow the target's embedding.
+    An ``embed_tokens.weight`` of which no manifest says that it was trained is left out: drafters borrow the target's.
     """
     own = EagleConfig() if config is None else EagleConfig.model_validate(dict(config))
     drafter = EagleDrafter(own, read_layer(settings.layer_config))
-    drafter.load_state_dict({name: tensor for name, tensor in tensors.items() if name not in _OPTIONAL_TENSORS})
+    drafter.load_state_dict(chosen(tensors, own.embedding))
     return drafter
 
 
@@ -105,7 +113,7 @@ def _check_tensors(settings: EagleSettings, tensors: Mapping[str, Tensor], where
     shapes: dict[str, tuple[int, ...]] = {
         "fc.weight": (H, 2 * H),
         **layer_shapes(settings.layer_config, H, ()),
-        "embed_tokens.weight": (V, H),
+        EMBEDDING: (V, H),
     }
-    check_shapes(tensors, shapes, _OPTIONAL_TENSORS, where)
+    check_shapes(tensors, shapes, {EMBEDDING}, where)
     check_dtype(tensors, where)

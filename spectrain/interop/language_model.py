@@ -44,7 +44,7 @@ def from_drafter(
     drafter: LanguageModelDrafter, target: str, architectures: Sequence[str]
 ) -> tuple[dict[str, Any], dict[str, Tensor]]:
     """config.json and tensors as transformers writes them; the target is known to the server and to the manifest."""
-    model = drafter.model
+    model = drafter.plain()
     # Keys that the class does not know came with a checkpoint made elsewhere and change nothing that it computes.
     known = _known_keys(type(model.config))
     config = {key: value for key, value in model.config.to_diff_dict().items() if key in known}

@@ -59,7 +59,8 @@ def from_drafter(
         "medusa_fc_bias": True,
         "original_lm_head": drafter.config.head == "shared",
     }
-    tensors = dict(drafter.state_dict())
+    # Adapters of a target that was trained with the heads went into that target.
+    tensors = {name: tensor for name, tensor in drafter.state_dict().items() if not name.startswith("adapter.")}
     if drafter.config.head == "shared":
         tensors["lm_heads.0.weight"] = drafter.borrowed().weight_VH
     return config, tensors
@@ -75,7 +76,7 @@ def to_drafter(
     """
     known = MedusaConfig(heads=settings.heads, layers=settings.layers, head="shared" if settings.shared else "own")
     own = known if config is None else MedusaConfig.model_validate(dict(config))
-    if own != known:
+    if own.model_copy(update={"joint": None}) != known:
         raise SpectrainError(f"the manifest says {own!r} of these Medusa heads, their config.json {known!r}")
     drafter = MedusaDrafter(own, settings.hidden_size, settings.vocab_size)
     weights = dict(tensors)

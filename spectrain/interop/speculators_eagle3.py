@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -18,7 +18,15 @@ from torch import Tensor
 from spectrain.drafters.eagle3 import Eagle3Config, Eagle3Drafter
 from spectrain.errors import SpectrainError
 from spectrain.interop._checkpoint import check_keys, check_shapes, read_config, read_tensors
-from spectrain.interop._llama_layer import LAYER_KEYS, check_dtype, check_layer, layer_shapes, read_layer
+from spectrain.interop._llama_layer import (
+    EMBEDDING,
+    LAYER_KEYS,
+    check_dtype,
+    check_layer,
+    chosen,
+    layer_shapes,
+    read_layer,
+)
 
 NAME = "speculators eagle3"
 DRAFTER = Eagle3Drafter
@@ -43,7 +51,6 @@ _INERT_KEYS = {
     "dtype", "torch_dtype", "tie_word_embeddings",
 }
 # fmt: on
-_OPTIONAL_TENSORS = {"embed_tokens.weight"}  # absent: the server shares the target's embedding
 
 
 @dataclass(frozen=True)
@@ -51,7 +58,8 @@ class Eagle3Settings:
     """The architecture of an EAGLE-3 drafter as its checkpoint states it.
 
     ``layer_config`` holds LAYER_KEYS, with the target's ``vocab_size``; ``taps`` are three ascending layer
-    ids in TAP_CONVENTION; ``speculative_tokens`` is the k that a server proposes by default.
+    ids in TAP_CONVENTION; ``speculative_tokens`` is the k that a server proposes by default;
+    ``embed_requires_grad`` says that the embedding was trained with the drafter, so that the checkpoint has to hold it.
     """
 
     layer_config: dict[str, Any]
@@ -61,6 +69,7 @@ class Eagle3Settings:
     speculative_tokens: int
     verifier_name: str
     verifier_architectures: tuple[str, ...]
+    embed_requires_grad: bool = False
 
 
 def from_drafter(
@@ -75,6 +84,7 @@ def from_drafter(
         speculative_tokens=drafter.config.depths,
         verifier_name=target,
         verifier_architectures=tuple(architectures),
+        embed_requires_grad=drafter.embed_tokens is not None,
     )
     return to_checkpoint(settings, drafter.state_dict())
 
@@ -84,13 +94,18 @@ def to_drafter(
 ) -> Eagle3Drafter:
     """The drafter of a checkpoint; ``config`` is its manifest's, or None for a checkpoint made elsewhere.
 
-    An ``embed_tokens.weight`` is left out: drafters borrow the target's embedding.
+    An ``embed_tokens.weight`` that was not trained is left out: drafters borrow the target's embedding.
     """
-    known = Eagle3Config(draft_vocab_size=settings.draft_vocab_size, tap_layers=settings.taps)
-    layer = read_layer(settings.layer_config)
+    embedding: Literal["target", "own"] = "own" if settings.embed_requires_grad else "target"
+    known = Eagle3Config(draft_vocab_size=settings.draft_vocab_size, tap_layers=settings.taps, embedding=embedding)
     own = known if config is None else Eagle3Config.model_validate(dict(config))
-    drafter = Eagle3Drafter(own, layer, settings.taps, draft_vocabulary(tensors))
-    drafter.load_weights({name: tensor for name, tensor in tensors.items() if name not in _OPTIONAL_TENSORS})
+    if own.embedding != embedding:
+        raise SpectrainError(
+            f"the EAGLE-3 checkpoint has embed_requires_grad {settings.embed_requires_grad}, its manifest says "
+            f"drafter.embedding {own.embedding!r}; they are not of one run"
+        )
+    drafter = Eagle3Drafter(own, read_layer(settings.layer_config), settings.taps, draft_vocabulary(tensors))
+    drafter.load_weights(chosen(tensors, own.embedding))
     return drafter
 
 
@@ -120,7 +135,7 @@ def to_checkpoint(settings: Eagle3Settings, tensors: Mapping[str, Tensor]) -> tu
         "draft_vocab_size": settings.draft_vocab_size,
         "target_hidden_size": settings.target_hidden_size,
         **dict.fromkeys(_MUST_BE_FALSE, False),  # always written: absent means true to vLLM for the first
-        "embed_requires_grad": False,
+        "embed_requires_grad": settings.embed_requires_grad,
         "eagle_aux_hidden_state_layer_ids": list(settings.taps),
         "transformer_layer_config": {key: settings.layer_config[key] for key in LAYER_KEYS},
         "speculators_config": {
@@ -138,7 +153,8 @@ def from_checkpoint(
 ) -> tuple[Eagle3Settings, dict[str, Tensor]]:
     """Settings and tensors of a checkpoint, or SpectrainError naming the first key or tensor that is wrong.
 
-    ``where`` opens the messages (a path). ``embed_tokens.weight`` [V, H] is kept when the file has it.
+    ``where`` opens the messages (a path). ``embed_tokens.weight`` [V, H] is kept when the file has it, and has to be
+    there when it was trained.
     """
     where_config = f"{where}: config.json"
     check_keys(config, _KEYS, {*_MUST_BE_FALSE, *_INERT_KEYS}, where_config)
@@ -182,6 +198,7 @@ def _settings(config: Mapping[str, Any], where: str) -> Eagle3Settings:
             speculative_tokens=serving["proposal_methods"][0]["speculative_tokens"],
             verifier_name=serving["verifier"]["name_or_path"],
             verifier_architectures=tuple(serving["verifier"]["architectures"]),
+            embed_requires_grad=config.get("embed_requires_grad", False),
         )
     except (KeyError, IndexError, TypeError) as error:
         raise SpectrainError(f"{where}: malformed: {type(error).__name__}: {error}") from error
@@ -194,6 +211,10 @@ def _check_settings(settings: Eagle3Settings, where: str) -> None:
         raise SpectrainError(
             f"{where}: eagle_aux_hidden_state_layer_ids must be three distinct ascending layer ids, found {list(taps)}"
         )
+    if not isinstance(settings.embed_requires_grad, bool):
+        raise SpectrainError(
+            f"{where}: embed_requires_grad is {settings.embed_requires_grad!r}, expected true or false"
+        )
     if not 0 < settings.draft_vocab_size <= layer["vocab_size"]:
         raise SpectrainError(
             f"{where}: draft_vocab_size is {settings.draft_vocab_size}, the target's vocabulary has "
@@ -202,7 +223,7 @@ def _check_settings(settings: Eagle3Settings, where: str) -> None:
 
 
 def _check_tensors(settings: Eagle3Settings, tensors: Mapping[str, Tensor], where: str) -> None:
-    check_shapes(tensors, _shapes(settings), _OPTIONAL_TENSORS, where)
+    check_shapes(tensors, _shapes(settings), set() if settings.embed_requires_grad else {EMBEDDING}, where)
     weights = {name: tensor for name, tensor in tensors.items() if name not in {"d2t", "t2d"}}
     check_dtype(weights, where)
     for name, wanted in {"d2t": torch.int64, "t2d": torch.bool}.items():
@@ -242,5 +263,5 @@ def _shapes(settings: Eagle3Settings) -> dict[str, tuple[int, ...]]:
         "lm_head.weight": (D, H),
         "d2t": (D,),
         "t2d": (V,),
-        "embed_tokens.weight": (V, H),
+        EMBEDDING: (V, H),
     }

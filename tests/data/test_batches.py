@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from spectrain.data.batches import collate, live_batch, padding_share, plan_epoch
+from spectrain.data.features import extract_features, store_key
 from spectrain.errors import SpectrainError
 
 LENGTHS = [random.Random(number).randint(3, 60) for number in range(97)]
@@ -70,6 +71,27 @@ def test_rows_are_padded_on_the_right_with_nothing(tmp_path, tiny_target, make_r
             assert torch.equal(value[:length], stored[name])
             assert not value[length:].any()  # and so no padding is ever supervised
             assert not getattr(batch, field).is_inference()
+
+
+def test_likeliest_tokens_are_padded_with_nothing_and_absent_where_they_are_not_stored(
+    tmp_path, tiny_target, make_rows
+):
+    target = tiny_target("llama", dtype=torch.float32)
+    rows = make_rows(target, 4)
+    for k in (3, None):
+        key = store_key(rows, target, "digest", (1, 4, 6), "float32", k)
+        store = extract_features(tmp_path / str(k), rows, target, key, progress=False)
+        batch = collate(store, [3, 1])
+        if k is None:
+            assert batch.top_ids_BTK is None
+            assert batch.top_log_p_BTK is None
+            continue
+        for place, number in enumerate((3, 1)):
+            for value, stored in ((batch.top_ids_BTK, "top_ids"), (batch.top_log_p_BTK, "top_log_p")):
+                length = len(rows[number].ids)
+                assert torch.equal(value[place, :length], store.row(number)[stored])
+                assert not value[place, length:].any()
+                assert value.shape[2] == 3
 
 
 def test_features_straight_from_the_target_are_those_of_the_store(tmp_path, tiny_target, make_rows, make_store):

@@ -111,6 +111,35 @@ def test_half_precision_stores_states_in_half_and_the_law_in_full(tmp_path, targ
     assert torch.equal(stored["log_normaliser"], want["log_normaliser"])
 
 
+def test_the_likeliest_tokens_are_those_of_the_model(tmp_path, tiny_target, make_rows):
+    target = tiny_target("llama", vocab=24, padding=8, dtype=torch.float32)
+    rows, plain = make_rows(target, 3), make_rows(target, 3)
+    store = extract(tmp_path / "top", rows, target, store_key(rows, target, "digest", TAPS, "bfloat16", 5))
+    without = extract(tmp_path / "plain", plain, target, store_key(plain, target, "digest", TAPS, "bfloat16"))
+    for number, row in enumerate(rows):
+        stored = store.row(number)
+        with torch.no_grad():
+            law = target.model(torch.tensor([row.ids])).logits[0, :, :24].log_softmax(-1)
+        assert stored["top_ids"].dtype == torch.int32
+        assert stored["top_log_p"].dtype == torch.float32
+        filled = [t for t in range(len(row.ids) - 1) if row.mask[t + 1]]
+        values, ids = law.topk(5)
+        torch.testing.assert_close(stored["top_log_p"][filled], values[filled], rtol=1e-4, atol=1e-4)
+        assert torch.equal(stored["top_ids"][filled].long(), ids[filled])
+        empty = [t for t in range(len(row.ids)) if t not in filled]
+        assert not stored["top_ids"][empty].any()
+        assert not stored["top_log_p"][empty].any()
+        others = {name: value for name, value in stored.items() if not name.startswith("top_")}
+        assert others.keys() == without.row(number).keys()
+        assert all(torch.equal(value, without.row(number)[name]) for name, value in others.items())
+
+
+@pytest.mark.parametrize("k", [0, 25])
+def test_more_likeliest_tokens_than_there_are_is_refused(target, rows, k):
+    with pytest.raises(SpectrainError, match=rf"data\.teacher_top_k: found {k}, expected 1 to 24"):
+        store_key(rows, target, "digest", TAPS, "float32", k)
+
+
 def test_a_row_longer_than_the_context_is_refused_by_name(tmp_path, tiny_target, make_rows):
     target = tiny_target("llama", dtype=torch.float32)
     row = replace(make_rows(target, 1)[0], ids=[1] * 129, mask=[1] * 129)
@@ -133,6 +162,7 @@ def test_a_row_longer_than_the_context_is_refused_by_name(tmp_path, tiny_target,
         ("tap_convention", "stream leaving layer k"),
         ("final_state", "before the final norm"),
         ("tokenizer_size", 23),
+        ("teacher_top_k", 4),
     ],
 )
 def test_another_key_is_refused_naming_the_field(tmp_path, target, rows, key, field, value):

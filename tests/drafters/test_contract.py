@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn.functional import smooth_l1_loss
 
 from spectrain.drafters.objective import DrafterLoss, LossConfig
-from spectrain.losses import LOSSES, depth_weights, supervised
+from spectrain.losses import LOSSES, Laws, depth_weights, supervised
 from spectrain.target import FeatureBatch, Target
 
 
@@ -23,7 +23,7 @@ class Toy:
 
     def loss(self, batch: FeatureBatch | None = None, name: Any = "forward_kl") -> Tensor:
         weights = depth_weights(len(self.drafter.shifts()), 0.5)
-        return DrafterLoss(self.drafter, self.target.head, LossConfig(name=name))(batch or self.batch, weights)
+        return DrafterLoss(self.drafter, self.target.head, LossConfig(terms={name: 1.0}))(batch or self.batch, weights)
 
 
 @pytest.fixture
@@ -80,7 +80,7 @@ def test_the_loss_is_the_plain_sum_over_supervised_positions(toy, name):
     for depth, weight in zip(output.depths, depth_weights(len(output.depths), 0.5), strict=True):
         for b, t in depth.mask_BT.nonzero().tolist():
             z = depth.hidden_BTH[b, t] @ depth.head_DH.T
-            want = want + weight * LOSSES[name](z[None], law[b, t + depth.shift - 1][None])[0]
+            want = want + weight * LOSSES[name](Laws(z[None], law[b, t + depth.shift - 1][None]))[0]
             if depth.predicts_features:
                 truth = batch.hidden_BTH[b, t + depth.shift - 1]
                 want = want + weight * smooth_l1_loss(depth.hidden_BTH[b, t, : len(truth)], truth)

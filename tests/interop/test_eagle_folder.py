@@ -112,7 +112,13 @@ def test_a_bundle_gives_the_drafter_back(chat_target, tmp_path):
     assert not loaded.training
     manifest = contents.manifest
     assert (manifest.checkpoint_format, manifest.draft_vocabulary_digest) == ("vllm eagle", None)
-    assert manifest.drafter == {"type": "eagle", "depths": 2, "noise": 0.3, "intermediate_size": None}
+    assert manifest.drafter == {
+        "type": "eagle",
+        "depths": 2,
+        "noise": 0.3,
+        "intermediate_size": None,
+        "embedding": "target",
+    }
     assert manifest.taps == ()
     assert manifest.tap_convention == eagle.TAP_CONVENTION
     assert "after the final norm" in manifest.tap_convention
@@ -185,3 +191,10 @@ def test_bad_drafters_are_refused_when_writing(target, checkpoint):
         to_checkpoint(EagleSettings(layer), {name: value for name, value in tensors.items() if name != "fc.weight"})
     with pytest.raises(SpectrainError, match="the EAGLE drafter: num_hidden_layers is 2"):
         to_checkpoint(EagleSettings({**layer, "num_hidden_layers": 2}), tensors)
+
+
+def test_an_embedding_of_its_own_that_is_missing_is_named(checkpoint):
+    config, tensors = checkpoint
+    settings, read = from_checkpoint(config, tensors, "here")
+    with pytest.raises(SpectrainError, match=r"an embedding of its own, but tensor embed_tokens\.weight is missing"):
+        eagle.to_drafter(settings, read, {"type": "eagle", "embedding": "own"})

@@ -8,11 +8,12 @@ from typing import Any
 
 import pytest
 import torch
+from peft import PeftModel
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
 from spectrain import interop
-from spectrain.bundle import load_drafter, save_drafter
+from spectrain.bundle import load_drafter, read_bundle, save_drafter
 from spectrain.decoding import generate
 from spectrain.drafters.language_model import LanguageModelConfig, LanguageModelDrafter
 from spectrain.errors import SpectrainError
@@ -170,3 +171,105 @@ def test_a_bundle_brings_the_drafter_back(chat_target, tmp_path, dtype):
         for one, seed in itertools.product((drafter, again), (1, 2))
     ]
     assert [one.tokens for one in answers[:2]] == [one.tokens for one in answers[2:]]
+
+
+# --- adapters ---------------------------------------------------------------------------------------------------------
+
+
+def adapted(target: Target, **settings: Any) -> Any:
+    """A drafter with adapters that say something."""
+    torch.manual_seed(0)
+    drafter = built(target, **settings)
+    with torch.no_grad():
+        for name, parameter in drafter.named_parameters():
+            if "lora_" in name:
+                parameter.add_(0.05 * torch.randn_like(parameter))
+    return drafter
+
+
+def save(folder: Any, drafter: Any, target: Target) -> Any:
+    save_drafter(
+        folder, drafter, target=target.identity(), tokenizer=target.tokenizer, sampler={}, recipe={}, data_digests={},
+        eos_ids=target.eos_ids,
+    )  # fmt: skip
+    return folder
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_adapters_are_merged_in_what_is_written(tiny_target, tmp_path, tied):
+    target = tiny_target("llama", layers=4, dtype=torch.float32, tie_word_embeddings=tied)
+    drafter = adapted(target, layers=(1, 3), lora={"rank": 4})
+    config, tensors = from_drafter(drafter, "org/target", ["LlamaForCausalLM"])
+    assert tensors.keys() == from_drafter(built(target, layers=(1, 3)), "org/target", [])[1].keys()
+    assert config.get("tie_word_embeddings", False) == tied
+    (tmp_path / "bundle").mkdir()
+    interop.write_checkpoint(tmp_path / "bundle", config, tensors)
+    model = AutoModelForCausalLM.from_pretrained(tmp_path / "bundle")
+    with torch.no_grad():
+        torch.testing.assert_close(model(IDS).logits, drafter.model(IDS).logits, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("start", ["target_layers", "smaller model"])
+def test_a_bundle_of_adapters_is_a_plain_one_and_keeps_them_where_asked(chat_folder, chat_target, tmp_path, start):
+    settings = {"layers": (0, 3, 7)} if start == "target_layers" else {"start": str(chat_folder)}
+    drafter = adapted(chat_target, **settings, lora={"rank": 4, "alpha": 8, "keep_adapter": True})
+    folder = save(tmp_path / "bundle", drafter, chat_target)
+    names = {"adapter/adapter_config.json", "adapter/adapter_model.safetensors"}
+    assert {name for name in read_manifest(folder).files if "/" in name} == names
+    again, _, notes = load_drafter(folder, chat_target)
+    assert notes == ()
+    assert again.config == drafter.config
+    assert not any("lora_" in name for name, _ in again.named_parameters())  # and it is not wrapped again
+    assert all(parameter.requires_grad for parameter in again.parameters())
+    plain = drafter.plain().state_dict()
+    assert all(torch.equal(tensor, plain[name]) for name, tensor in again.model.state_dict().items())
+    told = json.loads((folder / "adapter" / "adapter_config.json").read_text())
+    assert (told["peft_type"], told["r"], told["lora_alpha"], told["lora_dropout"]) == ("LORA", 4, 8, 0)
+    assert told["base_model_name_or_path"] == settings.get("start")
+    base: Any = built(chat_target, **settings).model
+    with torch.no_grad():
+        before = base(IDS).logits
+        over: Any = PeftModel.from_pretrained(base, str(folder / "adapter"))
+        torch.testing.assert_close(over(IDS).logits, again.model(IDS).logits, rtol=1e-4, atol=1e-4)
+        assert (over(IDS).logits - before).abs().max() > 0.01
+    answers = [
+        generate(chat_target, one, [10, 20, 30], sampler=Sampler(), max_new_tokens=12, shape=Chain(3))
+        for one in (drafter, again)
+    ]
+    assert answers[0].tokens == answers[1].tokens
+    with (folder / "adapter" / "adapter_config.json").open("a") as file:
+        file.write(" ")
+    with pytest.raises(SpectrainError, match=r"adapter/adapter_config\.json was changed"):
+        read_bundle(folder)
+
+
+def test_without_keep_adapter_a_bundle_is_the_model_alone(chat_target, tmp_path):
+    folder = save(tmp_path / "bundle", adapted(chat_target, layers=(0, 7), lora={"rank": 2}), chat_target)
+    assert not (folder / "adapter").exists()
+    assert read_manifest(folder).drafter["lora"] == {"rank": 2, "alpha": 32.0, "keep_adapter": False}
+
+
+def test_adapters_start_anew_over_a_loaded_bundle(chat_target, tmp_path):
+    """Its model is merged already: it neither carries adapters nor gets its own ones again."""
+    folder = save(tmp_path / "bundle", adapted(chat_target, layers=(0, 7), lora={"rank": 2}), chat_target)
+    old, new = load_drafter(folder, chat_target)[0], adapted(chat_target, layers=(1, 6), lora={"rank": 3})
+    new.warm_start(old, chat_target)
+    with torch.no_grad():
+        torch.testing.assert_close(new.model(IDS).logits, old.model(IDS).logits)
+    assert {name.rsplit(".", 3)[1] for name, p in new.named_parameters() if p.requires_grad} == {"lora_A", "lora_B"}
+
+
+def test_a_bundle_is_a_start_for_the_next(chat_target, tmp_path):
+    """Folder and tokenizer are a plain model's."""
+    first = adapted(chat_target, layers=(0, 7), lora={"rank": 2, "keep_adapter": True})
+    folder = save(tmp_path / "bundle", first, chat_target)
+    second = built(chat_target, start=str(folder), lora={"rank": 4})
+    with torch.no_grad():
+        torch.testing.assert_close(second.model(IDS).logits, first.model(IDS).logits, rtol=1e-4, atol=1e-4)
+
+
+def test_a_new_model_is_saved_as_any(chat_target, tmp_path):
+    drafter = built(chat_target, start="new", shape={"num_hidden_layers": 2, "hidden_size": 16})
+    again = load_drafter(save(tmp_path / "bundle", drafter, chat_target), chat_target)[0]
+    assert again.config == drafter.config
+    assert all(torch.equal(again.state_dict()[name], value) for name, value in drafter.state_dict().items())

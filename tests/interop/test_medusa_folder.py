@@ -99,7 +99,9 @@ def test_a_bundle_gives_the_drafter_back(chat_target, tmp_path, head):
     loaded, contents, notes = load_drafter(tmp_path / "bundle", chat_target)
     assert notes == ()
     assert contents.manifest.checkpoint_format == "vllm medusa"
-    assert contents.manifest.drafter == {"type": "medusa", "heads": 2, "layers": 2, "head": head}
+    assert contents.manifest.drafter == {
+        "type": "medusa", "heads": 2, "layers": 2, "head": head, "joint": None,
+    }  # fmt: skip
     assert loaded.config == drafter.config
     for mine, theirs in zip(proposed(loaded, chat_target, 2), proposed(drafter, chat_target, 2), strict=True):
         assert torch.equal(mine, theirs)

@@ -183,3 +183,31 @@ def test_unknown_formats_and_broken_folders_are_explained(checkpoint, tmp_path):
     (tmp_path / "model.safetensors").write_bytes(b"\x10")
     with pytest.raises(SpectrainError, match="not a whole safetensors file"):
         from_folder(tmp_path)
+
+
+def test_an_embedding_that_was_trained_has_to_be_there(make_eagle3, tmp_path):
+    settings, tensors = make_eagle3(vocabulary=100)
+    settings = dataclasses.replace(settings, embed_requires_grad=True)
+    with pytest.raises(SpectrainError, match=r"tensor embed_tokens\.weight is missing; it should be \[100, 8\]"):
+        to_checkpoint(settings, tensors)
+    tensors["embed_tokens.weight"] = torch.randn(100, 8, generator=torch.Generator().manual_seed(3))
+    config, tensors = to_checkpoint(settings, tensors)
+    assert config["embed_requires_grad"] is True
+    write_checkpoint(tmp_path, config, tensors)
+    read_settings, read = from_folder(tmp_path)
+    assert read_settings == settings
+    drafter = speculators_eagle3.to_drafter(read_settings, read, None)
+    assert drafter.config.embedding == "own"
+    assert torch.equal(drafter.embed_tokens.weight, tensors["embed_tokens.weight"])
+    del tensors["embed_tokens.weight"]
+    refuse(config, tensors, r"here: tensor embed_tokens\.weight is missing")
+    refuse({**config, "embed_requires_grad": "yes"}, tensors, "embed_requires_grad is 'yes', expected true or false")
+
+
+def test_a_frozen_embedding_is_the_targets_and_is_left_to_it(make_eagle3):
+    settings, tensors = make_eagle3(vocabulary=100)
+    tensors["embed_tokens.weight"] = torch.zeros(100, 8)
+    assert speculators_eagle3.to_drafter(settings, tensors, None).embed_tokens is None
+    manifest = {"type": "eagle3", "embedding": "own", "draft_vocab_size": 32}
+    with pytest.raises(SpectrainError, match=r"embed_requires_grad False, its manifest says drafter\.embedding 'own'"):
+        speculators_eagle3.to_drafter(settings, tensors, manifest)

@@ -1,0 +1,178 @@
+"""How much a recipe has to do, and how fast a device does it: token counts, and rates measured or given."""
+
+from __future__ import annotations
+
+import json
+import time
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import AutoTokenizer
+
+from spectrain.config import Recipe
+from spectrain.data.conversations import encode_all, load_conversations, render_prompt
+from spectrain.data.split import split_conversations
+from spectrain.errors import SpectrainError
+
+PROBE_SECONDS = 0.5
+ROW_TOKENS = 1024
+
+
+@dataclass(frozen=True)
+class Side:
+    """Rows of one side of the split; ``tokens`` of all, ``answer`` of them answer tokens."""
+
+    rows: int
+    tokens: int
+    answer: int
+
+    @property
+    def mean(self) -> tuple[int, int]:
+        """Tokens of a mean row, and answer tokens among them: whole numbers, 1 or more."""
+        tokens = max(2, round(self.tokens / self.rows))
+        return tokens, min(max(1, round(self.answer / self.rows)), tokens - 1)
+
+
+@dataclass(frozen=True)
+class Workload:
+    """What is trained on and what is held out; ``source`` says where the counts come from."""
+
+    train: Side
+    heldout: Side
+    source: str
+
+    def describe(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def workload(recipe: Recipe, *, tokens: int | None = None, answer_share: float | None = None,
+             row_tokens: int | None = None) -> Workload:  # fmt: skip
+    """Token counts: as given; else of a prepared run; else of the recipe's files by the target's tokenizer."""
+    if tokens is not None:
+        return _given(recipe, tokens, answer_share, row_tokens)
+    if answer_share is not None or row_tokens is not None:
+        raise SpectrainError("--answer-share and --row-tokens describe what --tokens counts; give --tokens as well")
+    counts = Path(recipe.prepared or recipe.output) / "data" / "counts.json"
+    if counts.is_file():
+        found = json.loads(counts.read_text(encoding="utf-8"))
+        sides = [Side(found[s]["rows"], found[s]["tokens"], found[s]["answer_tokens"]) for s in ("train", "heldout")]
+        return Workload(sides[0], sides[1], f"counted in a prepared run ({counts})")
+    return _counted(recipe)
+
+
+def _given(recipe: Recipe, tokens: int, share: float | None, row_tokens: int | None) -> Workload:
+    if share is None:
+        raise SpectrainError("--tokens needs --answer-share: which share of them are answers, for instance 0.4")
+    if tokens < 2 or not 0 < share <= 1:
+        raise SpectrainError(
+            f"--tokens {tokens} --answer-share {share}: expected 2 or more, and a share above 0 up to 1"
+        )
+    length = row_tokens or min(ROW_TOKENS, recipe.data.max_length)
+    if not 2 <= length <= recipe.data.max_length:
+        raise SpectrainError(f"--row-tokens {length}: expected from 2 to data.max_length, {recipe.data.max_length}")
+    held = round(tokens * recipe.data.heldout_fraction)
+    sides = [Side(max(1, round(n / length)), n, round(n * share)) for n in (tokens, max(2, held))]
+    return Workload(
+        sides[0],
+        sides[1],
+        f"as given, in rows of {length} tokens; held out: {recipe.data.heldout_fraction:.0%} of them",
+    )
+
+
+def _counted(recipe: Recipe) -> Workload:
+    files = (*recipe.data.train, *recipe.data.heldout)
+    missing = [name for name in files if not Path(name).is_file()]
+    folder = Path(recipe.target.name)
+    if missing or not (folder / "tokenizer_config.json").is_file():
+        what = (
+            f"{missing[0]} is not here"
+            if missing
+            else f"the tokenizer of {recipe.target.name!r} is not in a folder here"
+        )
+        raise SpectrainError(
+            f"the tokens of the traffic cannot be counted: {what}; say how many there are with --tokens N and which "
+            "share are answers with --answer-share, for instance --tokens 50000000 --answer-share 0.5"
+        )
+    tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
+    train, heldout = load_conversations(list(recipe.data.train)), load_conversations(list(recipe.data.heldout))
+    if not recipe.data.heldout:
+        parts = split_conversations(train, heldout_fraction=recipe.data.heldout_fraction, seed=recipe.data.seed)
+        train, heldout = list(parts.train), list(parts.heldout)
+    sides = [_side(recipe, chats, tokenizer) for chats in (train, heldout)]
+    answers = "its answers as long as regenerate.max_new_tokens allows" if recipe.regenerate else "with their answers"
+    return Workload(sides[0], sides[1], f"counted in the recipe's files, {answers}")
+
+
+def _side(recipe: Recipe, chats: Any, tokenizer: Any) -> Side:
+    limit, regenerate = recipe.data.max_length, recipe.regenerate
+    if regenerate is None:
+        rows, _ = encode_all(chats, tokenizer, limit)
+        return Side(len(rows), sum(len(row.ids) for row in rows), sum(sum(row.mask) for row in rows))
+    prompts = [len(render_prompt(chat.prompt, tokenizer)) for chat in chats]
+    lengths = [(p, min(regenerate.max_new_tokens, limit - p)) for p in prompts if p < limit]
+    if not lengths:
+        raise SpectrainError(f"every prompt is longer than data.max_length, {limit} tokens; raise it")
+    return Side(len(lengths), sum(p + a for p, a in lengths), sum(a for _, a in lengths))
+
+
+@dataclass(frozen=True)
+class Rates:
+    """Operations a second that matrix products reach, bytes a second that a matrix is read at, of one device; and the
+    share of the operations that a training step reaches."""
+
+    flops: float
+    bandwidth: float
+    utilisation: float
+    source: str
+
+    @property
+    def effective(self) -> float:
+        return self.flops * self.utilisation
+
+
+def rates(dtype: torch.dtype, *, tflops: float | None, bandwidth: float | None, utilisation: float) -> Rates:
+    """As given (TFLOP/s, GB/s); what is not given is measured on the device at hand, in about a second."""
+    for flag, value in (("--tflops", tflops), ("--bandwidth", bandwidth)):
+        if value is not None and value <= 0:
+            raise SpectrainError(f"{flag} {value}: expected more than 0")
+    if not 0 < utilisation <= 1:
+        raise SpectrainError(f"--utilisation {utilisation}: expected a share above 0 up to 1")
+    device = (torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None) or "cpu"
+    place = torch.device(device)
+    measured = [name for name, value in (("operations", tflops), ("bandwidth", bandwidth)) if value is None]
+    flops = tflops * 1e12 if tflops is not None else measure_flops(dtype, place)
+    read = bandwidth * 1e9 if bandwidth is not None else measure_bandwidth(dtype, place)
+    where = f"{place.type}, {torch.get_num_threads()} threads" if place.type == "cpu" else str(place)
+    source = f"{' and '.join(measured)} measured here ({where}), others as given" if measured else "as given"
+    return Rates(flops, read, utilisation, source)
+
+
+def measure_flops(dtype: torch.dtype, device: torch.device) -> float:
+    """Operations a second of square matrix products."""
+    size = 1024 if device.type == "cpu" else 8192
+    a, b = (torch.rand(size, size, device=device).to(dtype) for _ in range(2))
+    return 2 * size**3 * _per_second(lambda: a @ b, device)
+
+
+def measure_bandwidth(dtype: torch.dtype, device: torch.device) -> float:
+    """Bytes a second at which a matrix too large for any cache is read by a product with one row."""
+    rows = 16384 if device.type == "cpu" else 131072
+    matrix, row = torch.rand(rows, 4096, device=device).to(dtype), torch.rand(4096, device=device).to(dtype)
+    return matrix.nbytes * _per_second(lambda: matrix @ row, device)
+
+
+def _per_second(work: Any, device: torch.device) -> float:
+    def wait() -> None:
+        if device.type != "cpu":
+            torch.accelerator.synchronize()
+
+    work()
+    wait()
+    started, times = time.perf_counter(), 0
+    while times < 2 or time.perf_counter() - started < PROBE_SECONDS:
+        work()
+        wait()
+        times += 1
+    return times / (time.perf_counter() - started)
