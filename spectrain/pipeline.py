@@ -43,6 +43,7 @@ class Prepared:
     train: list[Conversation]
     heldout: list[Conversation]
     train_rows: list[EncodedRow]
+    heldout_rows: list[EncodedRow]
     train_store: FeatureStore
     heldout_store: FeatureStore
 
@@ -119,7 +120,8 @@ class Run:
             folder = self.prepared / "features" / "-".join([side, *map(str, taps), *_top(keys[side])])
             stores[side] = extract_features(folder, rows[side], self.target, keys[side], progress=self.progress)
         write_json(self.prepared / "data" / "counts.json", counts)
-        return Prepared(sides["train"], sides["heldout"], rows["train"], stores["train"], stores["heldout"])
+        return Prepared(**sides, train_rows=rows["train"], heldout_rows=rows["heldout"], train_store=stores["train"],
+                        heldout_store=stores["heldout"])  # fmt: skip
 
     # --- train ------------------------------------------------------------------------------------------------
 

@@ -1,0 +1,7 @@
+"""Compare variants of a recipe over several seeds: python eval/benchmarks/ablation.py RECIPE --variant 'a: ...'"""
+
+from spectrain.ablation import ablation
+from spectrain.cli import script
+
+if __name__ == "__main__":
+    script(ablation, "eval/benchmarks/ablation.py")
