@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from accelerate.state import AcceleratorState
 
 from spectrain.bundle import load_drafter, read_bundle, save_drafter, target_of
 from spectrain.data.batches import live_batch
@@ -19,6 +20,7 @@ from spectrain.identity import compare_targets
 from spectrain.manifest import MANIFEST_FILE, name_target, publishable
 from spectrain.speculator import generate, load_bundle
 from spectrain.target import load_target
+from spectrain.training import OptimConfig, Trainer, TrainingConfig
 
 JOINT = JointConfig(rank=4, alpha=8, anchor=2.0, warmup=0.5)
 
@@ -250,3 +252,67 @@ def test_heads_can_start_from_a_bundle_of_a_frozen_target(target):
     for name, tensor in frozen.state_dict().items():
         assert torch.equal(drafter.state_dict()[name], tensor), name
     assert all(torch.equal(p, before[name]) for name, p in drafter.adapter.items())
+
+
+# --- in the training loop -------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def trainer(tiny_target, make_rows, make_store, tmp_path):
+    """A trainer of heads and target, the target loaded anew each time as a new process would."""
+    AcceleratorState._reset_state(True)
+
+    def make(folder, stop=None):
+        target = tiny_target("llama", vocab=24, padding=8, dtype=torch.float32, seed=3)
+        sides = [make_store(tmp_path / name, target, make_rows(target, n, seed=n)) for name, n in (("a", 8), ("b", 3))]
+        torch.manual_seed(0)
+        drafter = built(target)
+        trainer = Trainer(
+            drafter, target.head, *sides, loss=LossConfig(), optim=OptimConfig(lr=1e-2, clip=1e9), folder=folder,
+            config=TrainingConfig(epochs=1, micro_batch_tokens=24, checkpoint_every=3, validate_every=100),
+            save_bundle=lambda path: path.mkdir(), settings={},
+        )  # fmt: skip
+        step = trainer._step
+
+        def dies(batches, number):
+            if number == stop:
+                raise KeyboardInterrupt
+            return step(batches, number)
+
+        trainer._step = dies
+        return trainer
+
+    yield make
+    AcceleratorState._reset_state(True)
+
+
+def test_adapters_wait_for_the_joint_phase_and_then_move(trainer, tmp_path):
+    run = trainer(tmp_path / "run")
+    total = run.total_steps
+    moved_after = []
+    step = run._step
+
+    def watched(batches, number):
+        values = step(batches, number)
+        moved_after.append(any(p.any() for name, p in run.drafter.adapter.items() if "lora_B" in name))
+        return values
+
+    run._step = watched
+    run.run()
+    assert moved_after == [number > JOINT.warmup * total for number in range(1, total + 1)]
+    rates = [group["initial_lr"] for group in run.optimizer.param_groups]
+    assert rates == [1e-2, 1e-2 * JOINT.lr_scale]
+
+
+@pytest.mark.parametrize("stop", [4, 7])
+def test_an_interrupted_joint_run_ends_bit_equal(trainer, tmp_path, stop):
+    """In the warm-up, and when the target already moves."""
+    whole = trainer(tmp_path / "whole")
+    whole.run()
+    assert 3 <= JOINT.warmup * whole.total_steps < 6 < whole.total_steps
+    with pytest.raises(KeyboardInterrupt):
+        trainer(tmp_path / "broken", stop).run()
+    again = trainer(tmp_path / "broken")
+    again.run()
+    for name, tensor in whole.drafter.state_dict().items():
+        assert torch.equal(again.drafter.state_dict()[name], tensor), name
