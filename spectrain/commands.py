@@ -13,17 +13,21 @@ from spectrain.bundle import load_drafter, resolve_bundle
 from spectrain.data.conversations import load_conversations
 from spectrain.drafters import Drafter
 from spectrain.drafters.ngram import NgramConfig, NgramDrafter
+from spectrain.drafters.ranks import RANKS_FILE, measured_tree, read_ranks
 from spectrain.errors import SpectrainError
-from spectrain.evaluation.acceptance import AcceptanceConfig
+from spectrain.evaluation.acceptance import AcceptanceConfig, choose
 from spectrain.evaluation.bundles import compare_bundles, evaluate_bundle, parse_baselines, resolve_bundles
+from spectrain.evaluation.contenders import AnyTree
 from spectrain.evaluation.exactness import ExactnessConfig, render
 from spectrain.evaluation.exactness import compare as compare_outputs
+from spectrain.evaluation.measured_trees import MeasuredTree
+from spectrain.evaluation.rank_tables import chat_ranks, render_ranks
 from spectrain.evaluation.workbench import prompts_of, shown_name
 from spectrain.exact.sampler import Sampler
 from spectrain.files import write_json
 from spectrain.interop.gguf import convert_gguf as convert
 from spectrain.interop.gguf import package_folder
-from spectrain.manifest import read_manifest
+from spectrain.manifest import read_manifest, target_of
 from spectrain.shapes import Children, DynamicTree, StaticTree
 from spectrain.target import Target, load_target
 
@@ -71,6 +75,7 @@ def _traffic(options: argparse.Namespace) -> str:
 
 def exactness(options: argparse.Namespace) -> int:
     """Compare greedy output with plain decoding's; how many differences are faults."""
+    folder = resolve_bundle(options.bundle) if options.bundle else None
     config = _settings(
         ExactnessConfig,
         prompts=options.prompts,
@@ -80,10 +85,9 @@ def exactness(options: argparse.Namespace) -> int:
         verification=tuple(options.verification.split(",")),
         tolerance=options.tolerance,
         seed=options.seed,
-        **({"trees": _trees(options.tree)} if options.tree else {}),
+        **({"trees": _static(_trees(options.tree), folder)} if options.tree else {}),
     )
     conversations = load_conversations(options.traffic)
-    folder = resolve_bundle(options.bundle) if options.bundle else None
     target = _target(options, folder)
     drafters: dict[str, Drafter] = {"ngram": NgramDrafter(NgramConfig())}
     if folder is not None:
@@ -98,6 +102,29 @@ def exactness(options: argparse.Namespace) -> int:
         write_json(Path(options.output), {**document, "target": shown_name(target.name)})
         print(f"numbers: {options.output}")
     return int(document["faults"])
+
+
+def tree(options: argparse.Namespace) -> None:
+    """Print a drafter's ranks and its best tree; into the bundle where that is a folder here."""
+    samplers = [Sampler(t) for t in _numbers(options.temperature, "--temperature", float)]
+    sizes = {"--nodes": options.nodes, "--conversations": options.conversations}
+    low = next((flag for flag, value in sizes.items() if value is not None and value < 1), None)
+    if low:
+        raise SpectrainError(f"{low} {sizes[low]}: expected a whole number of at least 1")
+    conversations = choose(load_conversations(options.traffic), options.conversations, 0)
+    folder = resolve_bundle(options.bundle)
+    manifest = read_manifest(folder)
+    if manifest.derived_from is not None:
+        options.target = options.target or target_of(folder, manifest)
+    target = _target(options, folder)
+    drafter, _, notes = load_drafter(folder, target)
+    for note in notes:
+        print(f"note: {note}", flush=True)
+    ranks = chat_ranks(target, drafter, conversations, samplers)
+    print(render_ranks(ranks, samplers, options.nodes))
+    if Path(options.bundle).is_dir():
+        write_json(folder / RANKS_FILE, ranks)
+        print(f"ranks: {folder / RANKS_FILE}")
 
 
 def estimate(options: argparse.Namespace) -> bool:
@@ -153,24 +180,41 @@ def _sampler(temperature: float, options: argparse.Namespace) -> Sampler:
     return Sampler(temperature, options.top_k, options.top_p) if temperature else Sampler()
 
 
-def _trees(texts: Sequence[str] | None) -> tuple[StaticTree | DynamicTree, ...]:
+def _trees(texts: Sequence[str] | None) -> tuple[AnyTree, ...]:
     return tuple(map(parse_tree, texts or ()))
 
 
-def parse_tree(text: str) -> StaticTree | DynamicTree:
-    """``dynamic:DEPTH,TOP_K,NODES``, or nodes as paths of ranks, ``0;1;0,0``, after what their children are."""
+def _static(trees: Sequence[AnyTree], folder: Path | None) -> list[StaticTree | DynamicTree]:
+    """Measured trees as they are for one bundle at T=0."""
+    found: list[StaticTree | DynamicTree] = []
+    for tree in trees:
+        if not isinstance(tree, MeasuredTree):
+            found.append(tree)
+        elif folder is None:
+            raise SpectrainError("--tree measured:NODES is made from the ranks of a bundle; give one with --bundle")
+        else:
+            found.append(measured_tree(read_ranks(folder), Sampler(), tree.nodes))
+    return found
+
+
+def parse_tree(text: str) -> AnyTree:
+    """``dynamic:DEPTH,TOP_K,NODES``, ``measured:NODES``, or nodes as paths of ranks, ``0;1;0,0``, after what their
+    children are."""
     kind, _, body = text.rpartition(":")
     try:
         rows = tuple(tuple(int(number) for number in row.split(",")) for row in body.split(";"))
     except ValueError:
         rows = ()
     dynamic = kind == "dynamic" and len(rows) == 1 and len(rows[0]) == 3
-    if not rows or not (dynamic or kind in ("", *get_args(Children))):
+    by_size = kind == "measured" and len(rows) == 1 and len(rows[0]) == 1
+    if not rows or not (dynamic or by_size or kind in ("", *get_args(Children))):
         raise SpectrainError(
-            f"--tree {text!r}: expected dynamic:DEPTH,TOP_K,NODES, for instance dynamic:5,4,16, or nodes as paths of "
-            "ranks, for instance '0;1;0,0'"
+            f"--tree {text!r}: expected dynamic:DEPTH,TOP_K,NODES, for instance dynamic:5,4,16, measured:NODES, or "
+            "nodes as paths of ranks, for instance '0;1;0,0'"
         )
     try:
+        if by_size:
+            return MeasuredTree(rows[0][0])
         return DynamicTree(*rows[0]) if dynamic else StaticTree(rows, kind or "distinct")  # type: ignore[arg-type]
     except SpectrainError as error:
         raise SpectrainError(f"--tree {text!r}: {error}") from error

@@ -19,6 +19,7 @@ from spectrain.drafters import FAMILIES, AnyDrafterConfig
 from spectrain.drafters.objective import LossConfig
 from spectrain.errors import SpectrainError
 from spectrain.evaluation.contenders import TREE_KINDS, AcceptanceConfig
+from spectrain.evaluation.measured_trees import filled
 from spectrain.regenerate import RegenerateConfig
 from spectrain.shapes import check_shape
 from spectrain.training import OptimConfig, TrainingConfig
@@ -104,7 +105,7 @@ class Recipe(_Part):
         deepest, columns = self.drafter.limits
         for tree in self.evaluation.trees:
             try:
-                check_shape(tree, deepest=deepest, columns=columns, trees=True, name=self.drafter.type)
+                check_shape(filled(tree), deepest=deepest, columns=columns, trees=True, name=self.drafter.type)
             except SpectrainError as error:
                 raise ValueError(f"evaluation.trees: {error}") from error
         return self

@@ -19,10 +19,12 @@ from accelerate import PartialState
 
 from spectrain.bundle import read_bundle, resolve_bundle, save_drafter
 from spectrain.config import Recipe
+from spectrain.data.batches import collate, plan_epoch, some_rows
 from spectrain.data.conversations import Conversation, EncodedRow, encode_all, load_conversations
 from spectrain.data.features import FeatureStore, extract_features, store_key
 from spectrain.data.split import check_leaks, conversations_digest, split_conversations
 from spectrain.drafters import TrainableDrafter, family_of
+from spectrain.drafters.ranks import RANKS_FILE, measure_ranks
 from spectrain.errors import SpectrainError
 from spectrain.evaluation.acceptance import AcceptanceConfig
 from spectrain.evaluation.bundles import evaluate_bundle
@@ -34,6 +36,8 @@ from spectrain.on_policy import training_prompts
 from spectrain.regenerate import regenerate
 from spectrain.target import Target, load_target
 from spectrain.training import Trainer
+
+RANKED_TOKENS = 2000  # answer tokens that the ranks of a bundle are measured on
 
 
 @dataclass(frozen=True)
@@ -162,9 +166,23 @@ class Run:
             if not _holds(self.bundle, latest):
                 with atomic_folder(self.bundle) as partial:
                     shutil.copytree(latest, partial, dirs_exist_ok=True)
+                    drafter.set_progress(trainer.total_steps, trainer.total_steps)  # as it was when training ended
+                    self._write_ranks(partial, drafter, prepared.train_store)
         PartialState().wait_for_everyone()
         self.say(f"bundle: {self.bundle}")
         return self.bundle
+
+    def _write_ranks(self, folder: Path, drafter: TrainableDrafter, store: FeatureStore) -> None:
+        """What measured trees are made from; on training rows, so that held-out chats stay unseen."""
+        if not drafter.trees:
+            return
+        config, rows = self.recipe.training, some_rows(store, RANKED_TOKENS, self.recipe.training.seed)
+        lengths = [store.length(row) for row in rows]
+        plan = plan_epoch(lengths, max(config.micro_batch_tokens, max(lengths)), config.seed, 0)
+        batches = (collate(store, [rows[i] for i in batch], self.target.device) for batch in plan)
+        ranks = measure_ranks(drafter, batches, self.target.head, self.recipe.evaluation.samplers,
+                              depths=config.validation_depths)  # fmt: skip
+        write_json(folder / RANKS_FILE, ranks)
 
     def _warm_start(self, drafter: TrainableDrafter) -> dict[str, Any] | None:
         """Give a new drafter the weights of the recipe's bundle, if it names one; what identifies them.

@@ -16,8 +16,12 @@ from safetensors.torch import load_file, save_file
 from spectrain import checkpoints, cli
 from spectrain.bundle import MANIFEST_FILE
 from spectrain.commands import parse_tree
+from spectrain.drafters.ranks import measured_tree
+from spectrain.drafters.tree_search import expected_accepted
 from spectrain.evaluation import acceptance, exactness
 from spectrain.evaluation.document import read_document
+from spectrain.evaluation.measured_trees import MeasuredTree
+from spectrain.exact.sampler import Sampler
 from spectrain.files import file_digest
 from spectrain.shapes import DynamicTree, StaticTree
 
@@ -291,7 +295,9 @@ def test_a_bundle_that_names_no_target_asks_for_one(fails, evaluate, bundle):
         ("tree", "0;1,0", "--tree '0;1,0': tree path [1, 0]: its parent [1] is not in the tree; add it"),
         ("tree", "0;0", "--tree '0;0': tree path [0] is there twice"),
         ("tree", "0;-1", "--tree '0;-1': tree path [-1]: expected ranks of 0 or more"),
-        ("tree", "wide", "--tree 'wide': expected dynamic:DEPTH,TOP_K,NODES, for instance dynamic:5,4,16, or nodes as"),
+        ("tree", "wide", "--tree 'wide': expected dynamic:DEPTH,TOP_K,NODES, for instance dynamic:5,4,16, measured:"),
+        ("tree", "measured:0", "--tree 'measured:0': nodes of a measured tree: found 0, expected a whole number"),
+        ("tree", "measured:4,4", "--tree 'measured:4,4': expected dynamic:DEPTH,TOP_K,NODES"),
         ("tree", "dynamic:5,4", "--tree 'dynamic:5,4': expected dynamic:DEPTH,TOP_K,NODES"),
         ("tree", "dynamik:5,4,16", "--tree 'dynamik:5,4,16': expected dynamic:DEPTH,TOP_K,NODES"),
         ("tree", "dynamic:0,4,16", "--tree 'dynamic:0,4,16': the dynamic tree's depth is 0"),
@@ -325,6 +331,7 @@ def test_the_same_tree_twice_is_named(fails, evaluate, exact, tmp_path):
     ("text", "tree"),
     [
         ("dynamic:5,4,16", DynamicTree(5, 4, 16)),
+        ("measured:16", MeasuredTree(16)),
         ("0", StaticTree(((0,),))),
         ("0;1;0,0", StaticTree(((0,), (1,), (0, 0)))),
         ("distinct:0;1", StaticTree(((0,), (1,)), "distinct")),
@@ -345,6 +352,51 @@ def test_trees_and_rules_are_measured_and_reported(evaluate, tmp_path):
     assert names == ["plain", *(f"{drafter} {draft}" for drafter in ("ngram", "eagle3") for draft in drafts)]
     text = (tmp_path / "out" / "report.md").read_text(encoding="utf-8")
     assert "Not exact: ngram k=1 LOSSY typical, eagle3 k=1 LOSSY typical have another law" in text
+
+
+@pytest.fixture
+def tree(bundle, finished_run, chat_folder):
+    def tree(*more, traffic=finished_run / "run" / "data" / "train.jsonl"):
+        return [str(a) for a in (bundle, "--traffic", traffic, "--target", chat_folder, "--nodes", 4, *more)]
+
+    return tree
+
+
+def test_a_tree_is_found_on_answers_and_its_ranks_are_kept(tree, evaluate, exact, bundle, tmp_path, capsys):
+    (bundle / "ranks.json").unlink()
+    assert cli.guarded(cli.tree, tree("--temperature", "0,1"), "x") == 0
+    out = capsys.readouterr().out
+    ranks = json.loads((bundle / "ranks.json").read_text())
+    assert list(ranks["by_sampler"]) == ["greedy (T=0)", "T=1"]
+    first = ranks["by_sampler"]["greedy (T=0)"][0]
+    row = f"    1 {ranks['positions'][0]:>9}" + "".join(f"{100 * value:>7.1f}" for value in first)
+    assert row in out.splitlines()
+    assert f"ranks: {bundle / 'ranks.json'}" in out
+    tree_of_t_0 = measured_tree(ranks, Sampler(), 4)
+    accepted = expected_accepted(tree_of_t_0, ranks["by_sampler"]["greedy (T=0)"])
+    assert f"best tree of {tree_of_t_0.nodes} nodes, depth {tree_of_t_0.depth}: {accepted:.2f} draft tokens" in out
+    shown = re.findall("--tree '(.*)'", out)[0]
+    assert parse_tree(shown) == tree_of_t_0  # it can be given to evaluate as it is
+    assert cli.guarded(cli.evaluate, [*map(str, evaluate(tree="measured:4"))], "x") == 0
+    block = read_document(tmp_path / "out" / "acceptance.json")["samplers"][0]
+    (contender,) = [c for c in block["contenders"] if c["contender"] == "eagle3 tree 4 nodes (measured)"]
+    assert contender["shape"]["paths"] == [list(path) for path in tree_of_t_0.paths]
+    assert cli.guarded(cli.exactness, [*map(str, exact(bundle=bundle, tree="measured:4"))], "x") == 0
+
+
+def test_what_no_tree_can_be_found_on_is_named(tree, fails, finished_run):
+    message = fails(cli.tree, *tree(traffic=finished_run / "heldout.jsonl"))
+    assert "has no answer to measure the drafter's tokens on" in message
+    assert "the run's data/train.jsonl" in message
+    assert "--nodes 0: expected a whole number of at least 1" in fails(cli.tree, *tree("--nodes", "0"))
+    assert "--temperature 'warm': expected numbers" in fails(cli.tree, *tree("--temperature", "warm"))
+
+
+def test_a_measured_tree_needs_ranks_and_a_bundle(fails, evaluate, exact, bundle, tmp_path):
+    (bundle / "ranks.json").unlink()
+    message = fails(cli.evaluate, *evaluate(tree="measured:4"))
+    assert f"spectrain tree {bundle} --traffic" in message
+    assert "give one with --bundle" in fails(cli.exactness, *exact(bundle=None, tree="measured:4"))
 
 
 def test_top_k_and_top_p_are_checked(fails, evaluate):

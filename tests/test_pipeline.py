@@ -165,6 +165,26 @@ def test_training_again_keeps_the_measurement_in_the_bundle(again, tmp_path):
     assert (tmp_path / "run" / "bundle" / "acceptance.json").is_file()
 
 
+def test_ranks_are_measured_on_training_rows_when_the_bundle_is_put_in_place(again, monkeypatch, tmp_path):
+    path, run = tmp_path / "run" / "bundle" / "ranks.json", fresh(again)
+    ranks = json.loads(path.read_text())
+    answers = sum(sum(row.mask) for row in run.prepare().train_rows)
+    assert 0 < ranks["positions"][0] <= answers
+    assert list(ranks["by_sampler"]) == ["greedy (T=0)"]
+    calls, real = [], pipeline.measure_ranks
+    monkeypatch.setattr(pipeline, "measure_ranks", lambda *a, **k: calls.append(a) or real(*a, **k))
+    path.write_text("{}")
+    fresh(again).train()
+    assert (calls, path.read_text()) == ([], "{}")  # what lies beside a whole bundle is left alone
+    (path.parent / "model.safetensors").unlink()
+    fresh(again, "evaluation.samplers=[{temperature: 1}]").train()
+    assert len(calls) == 1
+    found = json.loads(path.read_text())
+    assert list(found["by_sampler"]) == ["greedy (T=0)", "T=1"]
+    assert found["by_sampler"]["greedy (T=0)"] == ranks["by_sampler"]["greedy (T=0)"]
+    read_bundle(path.parent)
+
+
 def test_a_damaged_bundle_is_replaced_from_the_checkpoint(again, tmp_path, finished_run):
     (tmp_path / "run" / "bundle" / "model.safetensors").unlink()
     fresh(again).train()

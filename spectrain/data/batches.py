@@ -43,6 +43,19 @@ def plan_epoch(lengths: Sequence[int], tokens: int, seed: int, epoch: int) -> li
     return batches
 
 
+def some_rows(store: FeatureStore, supervised: int, seed: int = 0) -> list[int]:
+    """Rows drawn from all of the store, until they hold this many supervised tokens or none are left."""
+    order = list(range(len(store)))
+    random.Random(seed).shuffle(order)
+    rows: list[int] = []
+    for row in order:
+        if supervised <= 0:
+            break
+        rows.append(row)
+        supervised -= int(store.answer(row).sum())
+    return rows
+
+
 def lengths_exceed(lengths: Sequence[int], rows: Sequence[int], tokens: int) -> bool:
     """Whether these rows, padded to the longest, take more than ``tokens``."""
     return len(rows) * max(lengths[row] for row in rows) > tokens

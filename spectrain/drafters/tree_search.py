@@ -4,7 +4,7 @@
 target takes there, so the product along a path is the probability that all of the path is accepted, if depths succeed
 independently (2401.10774). They do so only roughly: the sum over a tree ranks trees; what one brings is measured.
 
-Shapes: B batch, T positions, N supervised positions of a depth, R ranks, K depths.
+Shapes: B batch, T positions, N supervised positions of a depth, R ranks, K depths, S samplers.
 """
 
 from __future__ import annotations
@@ -36,34 +36,46 @@ def rank_accuracy(drafter: TrainableDrafter, batches: Iterable[FeatureBatch], he
     one); at T=0 the means are how often each rank was right.
     A depth with no supervised position in ``batches`` has zeros. ``ranks`` is cut to the columns of the drafter's head.
     """
+    ((accuracy,), _) = rank_accuracies(drafter, batches, head, [sampler], ranks=ranks, depths=depths, chunk=chunk)
+    return accuracy
+
+
+@torch.no_grad()
+def rank_accuracies(drafter: TrainableDrafter, batches: Iterable[FeatureBatch], head: OutputHead,
+                    samplers: Sequence[Sampler], *, ranks: int = 10, depths: int | None = None,
+                    chunk: int = 256) -> tuple[list[list[list[float]]], list[int]]:  # fmt: skip
+    """``rank_accuracy`` under each of several samplers, of one forward; and the supervised positions of every depth."""
     sums: list[Tensor] = []
     counts: list[Tensor] = []
     for batch in batches:
         output = drafter(batch, depths)
         held = batch if output.teacher is None else output.teacher
-        found = [_depth_sums(held, d, head, output.columns_D, sampler, ranks, chunk) for d in output.depths]
-        sums.append(torch.stack(found).cpu())
+        found = [_depth_sums(held, d, head, output.columns_D, samplers, ranks, chunk) for d in output.depths]
+        sums.append(torch.stack(found, 1).cpu())
         counts.append(torch.tensor([int(depth.mask_BT.sum()) for depth in output.depths]))
     if not sums:
         raise SpectrainError("there are no rows to measure the drafter's tokens on; give held-out rows")
-    sum_KR, count_K = torch.stack(sums).sum(0), torch.stack(counts).sum(0)
-    return (sum_KR / count_K.clamp(min=1)[:, None]).tolist()
+    sum_SKR, count_K = torch.stack(sums).sum(0), torch.stack(counts).sum(0)
+    return (sum_SKR / count_K.clamp(min=1)[:, None]).tolist(), count_K.tolist()
 
 
-def _depth_sums(batch: FeatureBatch, depth: DepthOutput, head: OutputHead, columns_D: Tensor | None, sampler: Sampler,
-                ranks: int, chunk: int) -> Tensor:  # fmt: skip
+def _depth_sums(batch: FeatureBatch, depth: DepthOutput, head: OutputHead, columns_D: Tensor | None,
+                samplers: Sequence[Sampler], ranks: int, chunk: int) -> Tensor:  # fmt: skip
     row_N, at_N = depth.mask_BT.nonzero(as_tuple=True)
     law = teacher_law(batch, head, row_N * depth.mask_BT.shape[1] + at_N + depth.shift - 1)
-    hidden_NH, ranks = depth.hidden_BTH[row_N, at_N], min(ranks, len(depth.head_DH))
-    sum_R = torch.zeros(ranks, dtype=torch.float64, device=hidden_NH.device)
+    hidden_NH = depth.hidden_BTH[row_N, at_N].to(depth.head_DH.dtype)  # a borrowed head has the target's
+    ranks = min(ranks, len(depth.head_DH))
+    sum_SR = torch.zeros(len(samplers), ranks, dtype=torch.float64, device=hidden_NH.device)
     for start in range(0, len(hidden_NH), chunk):
         rows = slice(start, start + chunk)
         z_CD = soft_capped((hidden_NH[rows] @ depth.head_DH.T).float(), depth.cap)
         token_CR = z_CD.topk(ranks, dim=-1).indices
         if columns_D is not None:
             token_CR = columns_D[token_CR]
-        sum_R += sampler.probabilities(law(rows)).gather(-1, token_CR).sum(0)
-    return sum_R
+        log_p_CD = law(rows)
+        for sum_R, sampler in zip(sum_SR, samplers, strict=True):
+            sum_R += sampler.probabilities(log_p_CD).gather(-1, token_CR).sum(0)
+    return sum_SR
 
 
 def best_tree(accuracy: Accuracy, nodes: int) -> StaticTree:

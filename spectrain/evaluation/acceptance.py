@@ -28,6 +28,7 @@ from spectrain.drafters import Drafter, TrainableDrafter
 from spectrain.drafters.scoring import DepthScores, score_batch
 from spectrain.errors import SpectrainError
 from spectrain.evaluation.contenders import AcceptanceConfig, Contender, contenders
+from spectrain.evaluation.measured_trees import NONE, Resolved
 from spectrain.evaluation.samples import PLAIN, kind_and_parents
 from spectrain.exact.sampler import Sampler
 from spectrain.files import atomic_file, json_digest, whole_lines, write_json
@@ -52,13 +53,13 @@ def choose(conversations: Sequence[Conversation], count: int | None, seed: int) 
 
 
 def measure(target: Target, drafters: dict[str, Drafter], conversations: Sequence[Conversation],
-            config: AcceptanceConfig, output: Path, identity: dict[str, Any], *,
+            config: AcceptanceConfig, output: Path, identity: dict[str, Any], *, measured: Resolved = NONE,
             progress: bool = True) -> list[dict[str, Any]]:  # fmt: skip
     """Raw samples of every contender on every conversation, also kept in ``output/samples.jsonl``.
 
     ``identity`` names what is measured (digests of target and bundle): a folder begun with another is an error.
     """
-    entries = contenders(drafters, config.k, config.trees, config.verification, leave_out=True)
+    entries = contenders(drafters, config.k, config.trees, config.verification, leave_out=True, measured=measured)
     chosen = choose(conversations, config.conversations, config.seed)
     prompts = {c.id: prompt_ids(target, c, config.max_new_tokens) for c in chosen}
     key = {
@@ -111,7 +112,8 @@ def _conversation(target: Target, entries: Sequence[Contender], conversation: Co
     """Samples of one conversation, contenders in an order drawn anew for each sampler."""
     for sampler in config.samplers:
         seed = random.Random(f"{config.seed}/{conversation.id}").getrandbits(48)
-        order = list(entries)
+        here = [entry.at(sampler) for entry in entries]
+        order = list(here)
         random.Random(f"{seed}/{sampler.describe()}").shuffle(order)
         runs = {}
         budget = limit or config.max_new_tokens
@@ -123,9 +125,9 @@ def _conversation(target: Target, entries: Sequence[Contender], conversation: Co
             else:
                 runs[entry.name] = generate(target, entry.drafter, prompt, shape=entry.shape,
                                             verification=entry.verification, **arguments)  # fmt: skip
-        for entry in entries:
+        for entry in here:
             sample = _sample(target, conversation, prompt, sampler, seed, entry, runs)
-            if entry is _longest(entries, entry.family) and isinstance(entry.drafter, TrainableDrafter):
+            if entry is _longest(here, entry.family) and isinstance(entry.drafter, TrainableDrafter):
                 sample["teacher_forced"] = _teacher_forced(target, conversation, prompt, sampler, entry, runs[PLAIN])
             yield sample
 

@@ -19,6 +19,7 @@ from spectrain.drafters import FAMILIES, AnyDrafterConfig, Drafter, family_of
 from spectrain.errors import SpectrainError
 from spectrain.evaluation.acceptance import measure, teacher_forced_rows
 from spectrain.evaluation.contenders import AcceptanceConfig, unfillable
+from spectrain.evaluation.measured_trees import filled, resolve
 from spectrain.evaluation.memory import weight_bytes
 from spectrain.evaluation.report import render_report
 from spectrain.evaluation.samples import LOSSY
@@ -57,7 +58,7 @@ def evaluate_bundle(bundle: Path, target: Target, conversations: Sequence[Conver
     manifest, drafter = entrant.manifest, entrant.drafter
     family = manifest.drafter["type"]
     for tree in config.trees:  # what only a baseline could fill says nothing of the bundle
-        check_shape(tree, deepest=drafter.deepest, columns=drafter.columns, trees=drafter.trees, name=family)
+        check_shape(filled(tree), deepest=drafter.deepest, columns=drafter.columns, trees=drafter.trees, name=family)
     identity = {"weights": manifest.target.weights_digest, "bundle": manifest.files["model.safetensors"]}
     about = {"drafter": {"name": family, **entrant.described()}}
     return _evaluate({family: entrant}, target, conversations, config, output, identity, about, traffic=traffic,
@@ -172,12 +173,15 @@ def _evaluate(entrants: Mapping[str, Entrant], target: Target, conversations: Se
               baselines: Sequence[AnyDrafterConfig], progress: bool) -> Path:  # fmt: skip
     drafters: dict[str, Drafter] = {b.type: family_of(b)(b) for b in baselines}
     drafters |= {name: entrant.drafter for name, entrant in entrants.items()}
-    left_out = unfillable(drafters, config.k, config.trees)
+    folders = {name: entrant.contents.folder for name, entrant in entrants.items()}
+    measured = resolve(config.trees, drafters, folders, config.samplers)
+    left_out = unfillable(drafters, config.k, config.trees, measured)
     for draft in left_out:
         print(f"note: {draft}", flush=True)
     identity |= {"baselines": [b.model_dump(mode="json") for b in baselines]}
+    identity |= {"measured_trees": measured.identity()} if measured.trees else {}
     raw = output / "evaluation"
-    samples = measure(target, drafters, conversations, config, raw, identity, progress=progress)
+    samples = measure(target, drafters, conversations, config, raw, identity, measured=measured, progress=progress)
     (manifest, *_) = (entrant.manifest for entrant in entrants.values())
     context = about | _context(target, manifest, config, samples, traffic, conversations, raw)
     context |= {"left_out": [asdict(draft) for draft in left_out]} if left_out else {}

@@ -4,7 +4,7 @@ is asked for under every rule that fits."""
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Annotated, Any
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Discriminator, Field, Tag, field_validator
@@ -12,20 +12,25 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Discriminator, Field
 from spectrain.decoding.verification import Verification, is_lossy
 from spectrain.drafters import Drafter
 from spectrain.errors import SpectrainError
+from spectrain.evaluation.measured_trees import NO_RANKS, NONE, WRITTEN, MeasuredTree, Resolved
 from spectrain.evaluation.samples import LOSSY, PLAIN
 from spectrain.exact.sampler import Sampler
 from spectrain.shapes import Chain, DynamicTree, Shape, StaticTree, check_shape
 
-TREE_KINDS = ("static", "dynamic")
+TREE_KINDS = ("static", "dynamic", "measured_tree")
 
 
 def _kind_of_tree(value: Any) -> str | None:
     """Told by the keys alone: a mistake in one kind of tree must not be reported as one in the other."""
     if isinstance(value, StaticTree | DynamicTree):
         return "static" if isinstance(value, StaticTree) else "dynamic"
+    if isinstance(value, MeasuredTree):
+        return "measured_tree"
     keys = set(value) if isinstance(value, Mapping) else set()
     if keys & {"paths", "children"}:
         return "static"
+    if "measured" in keys:
+        return "measured_tree"
     return "dynamic" if keys & {"depth", "top_k", "nodes"} else None
 
 
@@ -46,6 +51,19 @@ def _no_tree_twice(trees: tuple[Any, ...]) -> tuple[Any, ...]:
 
 
 Trees = Annotated[tuple[Tree, ...], AfterValidator(_no_tree_twice)]
+AskedTree = Annotated[
+    Annotated[StaticTree, Tag("static")]
+    | Annotated[DynamicTree, Tag("dynamic")]
+    | Annotated[MeasuredTree, Tag("measured_tree"), WRITTEN],
+    Discriminator(
+        _kind_of_tree,
+        custom_error_type="tree",
+        custom_error_message="expected a tree: {paths: [[0], [1], [0, 0]]}, or {depth: 5, top_k: 4, nodes: 16}, or "
+        "{measured: 16}",
+    ),
+]
+AskedTrees = Annotated[tuple[AskedTree, ...], AfterValidator(_no_tree_twice)]
+AnyTree = StaticTree | DynamicTree | MeasuredTree
 Length = Annotated[int, Field(ge=1, le=64)]
 
 
@@ -57,7 +75,7 @@ class AcceptanceConfig(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
     k: tuple[Length, ...] = Field((3, 5), min_length=1, description="draft tokens a round; each is a contender")
-    trees: Trees = Field((), description="contenders for every drafter that fills trees")
+    trees: AskedTrees = Field((), description="contenders for every drafter that fills trees")
     verification: tuple[Verification, ...] = Field(("token",), min_length=1)
     samplers: tuple[Sampler, ...] = Field((Sampler(),), min_length=1)
     conversations: int | None = Field(None, ge=1, description="held-out chats, spread over the kinds; default all")
@@ -81,6 +99,12 @@ class Contender:
     shape: Shape | None = None
     verification: Verification | None = None
     drafter: Drafter | None = None
+    by_sampler: Mapping[Sampler, Shape] = field(default_factory=dict)
+    """Its shape under each sampler, where they differ; ``shape`` is then the first's."""
+
+    def at(self, sampler: Sampler) -> Contender:
+        """What it is under this sampler."""
+        return replace(self, shape=self.by_sampler.get(sampler, self.shape))
 
     @property
     def k(self) -> int | None:
@@ -130,11 +154,12 @@ class LeftOut:
 
 
 def contenders(drafters: dict[str, Drafter], lengths: Sequence[int],
-               trees: Sequence[StaticTree | DynamicTree] = (), rules: Sequence[Verification] = ("token",), *,
-               leave_out: bool = False) -> list[Contender]:  # fmt: skip
+               trees: Sequence[AnyTree] = (), rules: Sequence[Verification] = ("token",), *,
+               leave_out: bool = False, measured: Resolved = NONE) -> list[Contender]:  # fmt: skip
     """Plain decoding; every drafter at every length under every rule; every tree where a drafter fills trees.
 
     With ``leave_out`` a drafter takes no part where it cannot fill a draft that another can (see ``unfillable``).
+    ``measured`` are the trees that were asked for by their size, for every drafter that has some.
 
     Raises SpectrainError for a draft that a drafter cannot fill, or for trees when no drafter fills any; with
     ``leave_out`` for a draft that no drafter fills, or for a drafter that fills none.
@@ -142,6 +167,9 @@ def contenders(drafters: dict[str, Drafter], lengths: Sequence[int],
     if trees and not any(drafter.trees for drafter in drafters.values()):
         found = ", ".join(drafters) or "no drafter"
         raise SpectrainError(f"{trees[0].describe()}: found {found}, expected a drafter that fills trees; leave it out")
+    by_size = next((tree for tree in trees if isinstance(tree, MeasuredTree)), None)
+    if by_size and not measured.trees:
+        raise SpectrainError(f"{by_size.describe()}: found no bundle whose drafter fills trees, which it needs")
     entries = [Contender(PLAIN, PLAIN)]
     for name, drafter in drafters.items():
         chains = [Chain(k) for k in sorted(set(lengths))]
@@ -152,7 +180,12 @@ def contenders(drafters: dict[str, Drafter], lengths: Sequence[int],
         ]
         if drafter.trees:
             labels = zip(tree_names(trees), trees, strict=True)
-            entries += [Contender(f"{name} {label}", name, tree, "token", drafter) for label, tree in labels]
+            for label, tree in labels:
+                if not isinstance(tree, MeasuredTree):
+                    entries.append(Contender(f"{name} {label}", name, tree, "token", drafter))
+                elif name in measured.trees:
+                    own: dict[Sampler, Shape] = {s: measured.at(name, s, tree) for s in measured.trees[name]}
+                    entries.append(Contender(f"{name} {label}", name, next(iter(own.values())), "token", drafter, own))
     refused = {entry.name: reason for entry in entries if (reason := _refusal(entry))}  # before anything is decoded
     asked, filled = ([e for e in entries if e.drafter and (e.name in refused) is side] for side in (True, False))
     for entry in asked:
@@ -163,12 +196,24 @@ def contenders(drafters: dict[str, Drafter], lengths: Sequence[int],
 
 
 def unfillable(drafters: dict[str, Drafter], lengths: Sequence[int],
-               trees: Sequence[StaticTree | DynamicTree] = ()) -> list[LeftOut]:  # fmt: skip
+               trees: Sequence[AnyTree] = (), measured: Resolved = NONE) -> list[LeftOut]:  # fmt: skip
     """What ``contenders`` leaves out, once for all rules."""
     shapes: list[tuple[str, Shape]] = [(Chain(k).describe(), Chain(k)) for k in sorted(set(lengths))]
-    shapes += zip(tree_names(trees), trees, strict=True)
+    shapes += zip(tree_names(trees), trees, strict=True)  # type: ignore[arg-type]
     entries = [Contender(label, name, shape, None, d) for name, d in drafters.items() for label, shape in shapes]
-    return [LeftOut(entry.family, entry.name, reason) for entry in entries if (reason := _refusal(entry))]
+    return [
+        LeftOut(entry.family, entry.name, reason)
+        for entry in entries
+        if (reason := _no_ranks(entry, measured) if isinstance(entry.shape, MeasuredTree) else _refusal(entry))
+    ]
+
+
+def _no_ranks(entry: Contender, measured: Resolved) -> str | None:
+    """Why the drafter has no measured tree."""
+    if entry.family in measured.trees:
+        return None
+    fills = entry.drafter is not None and entry.drafter.trees
+    return NO_RANKS if fills else f"{entry.family} proposes chains, no trees"
 
 
 def _refusal(entry: Contender) -> str | None:
@@ -176,8 +221,9 @@ def _refusal(entry: Contender) -> str | None:
     if entry.drafter is None or entry.shape is None:
         return None
     try:
-        check_shape(entry.shape, deepest=entry.drafter.deepest, columns=entry.drafter.columns,
-                    trees=entry.drafter.trees, name=entry.family)  # fmt: skip
+        for shape in entry.by_sampler.values() or (entry.shape,):
+            check_shape(shape, deepest=entry.drafter.deepest, columns=entry.drafter.columns,
+                        trees=entry.drafter.trees, name=entry.family)  # fmt: skip
     except SpectrainError as error:
         return str(error)
     return None
@@ -190,7 +236,7 @@ def _rule_name(rule: Verification) -> str:
     return "" if rule == "token" else rule
 
 
-def tree_names(trees: Sequence[StaticTree | DynamicTree]) -> list[str]:
+def tree_names(trees: Sequence[AnyTree]) -> list[str]:
     """A name for each: its count of nodes; more about it where others have as many, and a number where that is the
     same too."""
     short = [tree.describe() for tree in trees]
@@ -204,7 +250,9 @@ def tree_names(trees: Sequence[StaticTree | DynamicTree]) -> list[str]:
     return names
 
 
-def _details(tree: StaticTree | DynamicTree) -> str:
+def _details(tree: AnyTree) -> str:
+    if isinstance(tree, MeasuredTree):
+        return ""  # its name is its size, and there is one of each
     if isinstance(tree, DynamicTree):
         return f"(depth {tree.depth}, top {tree.top_k})"
     return f"(depth {tree.depth}, {tree.children})"

@@ -87,6 +87,7 @@ _ENTRY = {
     **dict.fromkeys(("alpha", "draft_cost_per_round", "verify_cost_per_round")),
     **dict.fromkeys(("drafter_bytes", "state_bytes", "training_seconds", "training_answer_tokens")),
 }
+_BOARD = {"ranked": [_ENTRY], "apart": [_ENTRY]}
 _DOCUMENT = {
     "schema": None,
     "context": {
@@ -119,7 +120,7 @@ _DOCUMENT = {
                 }
             ],
             "exactness": [_EXACTNESS],
-            "leaderboard?": {"ranked": [_ENTRY], "apart": [_ENTRY]},
+            "leaderboard?": _BOARD,
             "verdict": {**_VERDICTS, "by_drafter": {"*": _VERDICTS}},
         }
     ],
@@ -152,6 +153,9 @@ def check_document(document: Any) -> None:
     if found != SCHEMA:
         raise SpectrainError(f"schema is {found!r}, expected {SCHEMA!r}; summarise the raw samples with this version")
     _check(document, _DOCUMENT, "")
+    for number, sampler in enumerate(document["samplers"]):  # documents may be older than boards by kind
+        for kind, board in ((sampler["leaderboard"] or {}).get("by_kind") or {}).items():
+            _check(board, _BOARD, f"samplers[{number}].leaderboard.by_kind.{kind}")
     if not document["samplers"]:
         raise SpectrainError("samplers is empty; expected at least one measured sampler")
 

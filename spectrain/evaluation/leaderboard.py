@@ -32,14 +32,23 @@ def leaderboard(group: Sequence[Contender], blocks: Sequence[Mapping[str, Any]],
 
     Returns:
         ``ranked``: rows, best first, with ``rank``, ``tied`` and ``above`` (the ratio to the row above);
-        ``apart``: the same without a rank, and ``why``.
+        ``apart``: the same without a rank, and ``why``; ``by_kind``: both again over the conversations of each kind
+        that lies in no other, where there are several.
     """
-    samples = {contender.name: contender.samples for contender in group}
-    alphas = _alphas(context.get("teacher_forced") or (), sampler)
-    rows = [
-        {**_row(block, samples[block["contender"]], context["drafters"], alphas), "why": _why(block, inexact)}
-        for block in blocks
-    ]
+    kinds = [kind for kind in blocks[0]["by_kind"] if "/" not in kind]
+    by_kind = {k: _board(group, blocks, inexact, sampler, context, k) for k in kinds} if len(kinds) > 1 else {}
+    return {**_board(group, blocks, inexact, sampler, context, None), "by_kind": by_kind}
+
+
+def _board(group: Sequence[Contender], blocks: Sequence[Mapping[str, Any]], inexact: set[str], sampler: str,
+           context: Mapping[str, Any], kind: str | None) -> dict[str, Any]:  # fmt: skip
+    samples = {c.name: [s for s in c.samples if kind is None or s.is_of(kind)] for c in group}
+    alphas = _alphas(context.get("teacher_forced") or (), sampler, kind or EVERYTHING)
+    rows = []
+    for block in blocks:
+        numbers = block["pooled"] if kind is None else block["by_kind"][kind]
+        row = _row(block, numbers, samples[block["contender"]], context["drafters"], alphas)
+        rows.append({**row, "why": _why(block, inexact)})
     rows.sort(key=lambda row: row["tokens_per_second"]["value"], reverse=True)
     return {
         "ranked": _ranked([row for row in rows if row["why"] is None], samples),
@@ -54,9 +63,9 @@ def _why(block: Mapping[str, Any], inexact: set[str]) -> str | None:
     return "changes the greedy output" if block["contender"] in inexact else None
 
 
-def _row(block: Mapping[str, Any], samples: Sequence[Sample], drafters: Mapping[str, Any],
-         alphas: Mapping[str, float]) -> dict[str, Any]:  # fmt: skip
-    numbers, name = block["pooled"], block["drafter"]
+def _row(block: Mapping[str, Any], numbers: Mapping[str, Any], samples: Sequence[Sample],
+         drafters: Mapping[str, Any], alphas: Mapping[str, float]) -> dict[str, Any]:  # fmt: skip
+    name = block["drafter"]
     known, cost = drafters.get(name) or {}, numbers["cost"] or {}
     training = known.get("training") or {}
     return {
@@ -72,12 +81,12 @@ def _row(block: Mapping[str, Any], samples: Sequence[Sample], drafters: Mapping[
     }
 
 
-def _alphas(rows: Sequence[Mapping[str, Any]], sampler: str) -> dict[str, float]:
+def _alphas(rows: Sequence[Mapping[str, Any]], sampler: str, kind: str) -> dict[str, float]:
     """Each drafter's acceptance probability of the first draft token, on the answers of this sampler."""
     return {
         row["drafter"]: row["alpha"]
         for row in rows
-        if row.get("prefixes") == sampler and row["kind"] == EVERYTHING and row["depth"] == 0
+        if row.get("prefixes") == sampler and row["kind"] == kind and row["depth"] == 0
     }
 
 

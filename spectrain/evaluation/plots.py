@@ -67,13 +67,13 @@ _TIME = "Milliseconds for each new token, by part. Shorter is faster."
 _COST = "Chains. Lines: predicted from survival and costs at the largest measured k. Markers: measured, with interval."
 
 
-def _styled(contenders: Sequence[Any]) -> Iterator[tuple[Any, str, str, Any]]:
+def styled(contenders: Sequence[Any]) -> Iterator[tuple[Any, str, str, Any]]:
     """Each item with its colour, marker and line style: the same for the same place in every plot."""
     for index, item in enumerate(contenders):
         yield item, SERIES[index % 6], MARKERS[index % 7], LINES[index % 6]
 
 
-def _legend(figure: Figure) -> None:
+def legend(figure: Figure) -> None:
     handles, labels = figure.axes[0].get_legend_handles_labels()
     columns = 3 if max(map(len, labels), default=0) <= 14 else 2
     figure.legend(handles, labels, loc="outside lower center", ncols=min(columns, len(labels)), handlelength=3)
@@ -99,7 +99,7 @@ def _rows(axes: Axes, names: Sequence[str]) -> None:
 
 def _draw_speedup(figure: Figure, contenders: Sequence[dict[str, Any]]) -> None:
     axes = figure.subplots()
-    for row, (contender, colour, marker, _) in enumerate(_styled(contenders)):
+    for row, (contender, colour, marker, _) in enumerate(styled(contenders)):
         for offset, part, filled in ((-0.12, "decode", True), (0.12, "total", False)):
             speedup = contender["pooled"]["speedup"][part]
             axes.errorbar(
@@ -123,7 +123,7 @@ def _draw_speedup(figure: Figure, contenders: Sequence[dict[str, Any]]) -> None:
 def _draw_kinds(figure: Figure, contenders: Sequence[dict[str, Any]]) -> None:
     axes = figure.subplots()
     kinds = list(contenders[0]["by_kind"])
-    for index, (contender, colour, marker, _) in enumerate(_styled(contenders)):
+    for index, (contender, colour, marker, _) in enumerate(styled(contenders)):
         shift = (index - (len(contenders) - 1) / 2) * 0.7 / len(contenders)
         for row, kind in enumerate(kinds):
             speedup = contender["by_kind"][kind]["speedup"]["decode"]
@@ -134,13 +134,13 @@ def _draw_kinds(figure: Figure, contenders: Sequence[dict[str, Any]]) -> None:
     axes.axvline(1, color=INK, linewidth=1)
     axes.set_xlabel("decode speedup over plain decoding (×)")
     _rows(axes, kinds)
-    _legend(figure)
+    legend(figure)
 
 
 def _draw_positions(figure: Figure, contenders: Sequence[dict[str, Any]], key: str, label: str) -> None:
     axes = figure.subplots()
     longest = 1
-    for contender, colour, marker, line in _styled(contenders):
+    for contender, colour, marker, line in styled(contenders):
         rows = [row for row in contender["pooled"][key] if row["rate"] is not None]
         places = [row["position"] for row in rows]
         longest = max([longest, *places])
@@ -150,7 +150,7 @@ def _draw_positions(figure: Figure, contenders: Sequence[dict[str, Any]], key: s
         )  # fmt: skip
     axes.set(xlabel="draft position i", ylabel=label, ylim=(0, 1.02), xlim=(0.7, longest + 0.3))
     axes.set_xticks(range(1, longest + 1))
-    _legend(figure)
+    legend(figure)
 
 
 def _draw_survival(figure: Figure, contenders: Sequence[dict[str, Any]]) -> None:
@@ -163,7 +163,7 @@ def _draw_conditional(figure: Figure, contenders: Sequence[dict[str, Any]]) -> N
 
 def _draw_prefixes(figure: Figure, contenders: Sequence[dict[str, Any]]) -> None:
     axes = figure.subplots()
-    for row, (contender, colour, _, _) in enumerate(_styled(contenders)):
+    for row, (contender, colour, _, _) in enumerate(styled(contenders)):
         histogram = contender["pooled"]["accepted_prefix"]["histogram"]
         left, total = 0.0, sum(histogram) or 1
         for length, count in enumerate(histogram):
@@ -202,7 +202,7 @@ def _draw_cost(figure: Figure, contenders: Sequence[dict[str, Any]]) -> None:
     axes = figure.subplots()
     largest: dict[tuple[str, str], dict[str, Any]] = {}
     # All of them are styled, so that each looks as it does in the other plots.
-    chains = [styled for styled in _styled(contenders) if styled[0]["k"]]
+    chains = [styled for styled in styled(contenders) if styled[0]["k"]]
     for contender, *_ in chains:
         if contender["k"] >= largest.get(_family(contender), contender)["k"]:
             largest[_family(contender)] = contender
@@ -218,7 +218,7 @@ def _draw_cost(figure: Figure, contenders: Sequence[dict[str, Any]]) -> None:
     axes.axhline(1, color=INK, linewidth=1)
     axes.set(xlabel="draft length k", ylabel="decode speedup (×)")
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-    _legend(figure)
+    legend(figure)
 
 
 def _family(contender: dict[str, Any]) -> tuple[str, str]:
@@ -228,10 +228,10 @@ def _family(contender: dict[str, Any]) -> tuple[str, str]:
 
 def _draw_alpha(figure: Figure, rows: Sequence[dict[str, Any]]) -> None:
     axes = figure.subplots()
-    for kind, colour, marker, line in _styled(sorted({str(row["kind"]) for row in rows})):
+    for kind, colour, marker, line in styled(sorted({str(row["kind"]) for row in rows})):
         own = sorted((row["depth"], row["alpha"]) for row in rows if str(row["kind"]) == kind)
         depths, alphas = zip(*own, strict=True)
         axes.plot(depths, alphas, color=colour, marker=marker, linestyle=line, label=kind)
     axes.set(xlabel="draft depth", ylabel="α", ylim=(0, 1.02))
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-    _legend(figure)
+    legend(figure)

@@ -14,6 +14,7 @@ import jinja2
 from markupsafe import Markup
 
 from spectrain.evaluation.document import check_document, read_document
+from spectrain.evaluation.learning import learning_curves, learning_plot, without_curve
 from spectrain.evaluation.picture import draw_picture
 from spectrain.evaluation.plots import PLAIN, cost_plot, sampler_plots, teacher_forced_plot
 from spectrain.evaluation.svg import Plot
@@ -62,6 +63,7 @@ def render_page(document: Mapping[str, Any]) -> str:
         sampler["plots"] = sampler_plots(sampler["block"], f"s{index}")
         sampler["cost_plot"] = cost_plot(sampler["block"], f"s{index}")
     view["alpha_plot"] = _alpha_plot(document)
+    view["learning_plot"] = learning_plot(view["curves"])
     return _environment(markdown=False).get_template("report.html.j2").render(view)
 
 
@@ -109,6 +111,7 @@ def _view(document: Mapping[str, Any]) -> dict[str, Any]:
         "settings": _settings(document["context"]),
         "left_out": document["context"].get("left_out") or [],
         "listed": LISTED_DIFFERENCES,
+        "curves": learning_curves(document["context"]),
         "definitions": DEFINITIONS,
     }
 
@@ -128,7 +131,7 @@ def _sampler_view(block: Mapping[str, Any], confidence: str, trained: str) -> di
         "kinds": kind_sentence(block["verdict"]["by_kind"]),
         "drafters": drafters,
         "law": law_sentence(drafters),
-        "leaderboard": _leaderboard(block["leaderboard"]),
+        "leaderboards": _leaderboards(block["leaderboard"]),
         "trained": drafter_sentence(block["verdict"], trained),
         "by_drafter": [
             (drafter, kind, verdict)
@@ -139,9 +142,12 @@ def _sampler_view(block: Mapping[str, Any], confidence: str, trained: str) -> di
     }
 
 
-def _leaderboard(board: Mapping[str, Any] | None) -> list[Mapping[str, Any]]:
-    """Ranked rows, then those without a rank."""
-    return [*board["ranked"], *board["apart"]] if board else []
+def _leaderboards(board: Mapping[str, Any] | None) -> list[tuple[str, list[Mapping[str, Any]]]]:
+    """Over everything, then by kind: each with its ranked rows, then those without a rank."""
+    if not board:
+        return []
+    boards = {"Leaderboard": board} | {f"Leaderboard, {kind}": b for kind, b in (board.get("by_kind") or {}).items()}
+    return [(heading, [*found["ranked"], *found["apart"]]) for heading, found in boards.items()]
 
 
 def _settings(context: Mapping[str, Any]) -> list[tuple[str, str]]:
@@ -152,6 +158,7 @@ def _settings(context: Mapping[str, Any]) -> list[tuple[str, str]]:
             continue
         items = value.items() if isinstance(value, Mapping) else [("", value)]
         for key, item in items:
+            item = without_curve(item) if section == "drafters" else item
             text = item if isinstance(item, str) else json.dumps(item, ensure_ascii=False)
             rows.append((" ".join(filter(None, (section, key))).replace("_", " "), text))
     return rows

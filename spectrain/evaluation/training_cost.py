@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,9 @@ def training_cost(bundle: Path, manifest: Manifest) -> dict[str, Any] | None:
     """Wall seconds and answer tokens up to the checkpoint that the bundle is; None where no record of it lies near.
 
     A bundle is in its run's folder, or in a checkpoint. A run beside it that made other files is not its own.
-    ``answer_tokens`` counts what the first draft depth was trained on, every epoch anew.
+    ``answer_tokens`` counts what the first draft depth was trained on, every epoch anew. ``curve`` holds a point for
+    every validation on the way: ``seconds``, ``step``, ``answer_tokens`` so far (None where a step before it left no
+    record), ``tokens_per_round`` (T=0, teacher-forced) and ``alpha`` of the first depth (T=1).
     """
     folders = [bundle.parent, *sorted((bundle.parent / "training" / "checkpoints").glob("step-*"))]
     for folder in folders:
@@ -30,9 +33,31 @@ def _recorded(progress: Path, metrics: Path) -> dict[str, Any]:
         found = json.loads(progress.read_text(encoding="utf-8"))
         steps = [row for row in Metrics(metrics).read() if row["step"] <= found["step"]]
         tokens = sum(row["supervised"] for row in steps)
-        return {"seconds": found["seconds"], "answer_tokens": tokens if len(steps) == found["step"] else None}
-    except (KeyError, ValueError, TypeError) as error:
+        return {
+            "seconds": found["seconds"],
+            "answer_tokens": tokens if len(steps) == found["step"] else None,
+            "curve": _curve(steps),
+        }
+    except (KeyError, IndexError, ValueError, TypeError) as error:
         raise SpectrainError(
             f"{progress} or {metrics}: found {error!r}, expected the record of the bundle's training; to leave that "
             "out, copy the bundle to a place of its own"
         ) from error
+
+
+def _curve(steps: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    points, tokens = [], 0
+    for count, row in enumerate(steps, start=1):
+        tokens += row["supervised"]
+        validation = row.get("validation")
+        if validation is not None:
+            points.append(
+                {
+                    "seconds": row["seconds"],
+                    "step": row["step"],
+                    "answer_tokens": tokens if count == row["step"] else None,
+                    "tokens_per_round": validation["tokens_per_round"],
+                    "alpha": validation["alpha"][0],
+                }
+            )
+    return points

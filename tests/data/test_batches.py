@@ -7,7 +7,7 @@ import random
 import pytest
 import torch
 
-from spectrain.data.batches import collate, live_batch, padding_share, plan_epoch
+from spectrain.data.batches import collate, live_batch, padding_share, plan_epoch, some_rows
 from spectrain.data.features import extract_features, store_key
 from spectrain.errors import SpectrainError
 
@@ -101,3 +101,23 @@ def test_features_straight_from_the_target_are_those_of_the_store(tmp_path, tiny
     live = live_batch(target, rows)
     for field, value in vars(stored).items():
         torch.testing.assert_close(getattr(live, field), value, rtol=1e-5, atol=1e-5)
+
+
+def test_some_rows_hold_as_many_answer_tokens_as_were_asked_for():
+    class Store:
+        lengths = (3, 5, 0, 7, 2)
+
+        def __len__(self):
+            return len(self.lengths)
+
+        def answer(self, row):
+            return torch.tensor([False] * 4 + [True] * self.lengths[row])
+
+    store = Store()
+    whole = some_rows(store, 1000)
+    assert sorted(whole) == list(range(5))
+    few = some_rows(store, 6)
+    assert few == whole[: len(few)]
+    assert sum(store.lengths[row] for row in few) >= 6 > sum(store.lengths[row] for row in few[:-1])
+    assert some_rows(store, 0) == []
+    assert some_rows(store, 1000, seed=1) != whole

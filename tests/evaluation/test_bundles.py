@@ -252,7 +252,19 @@ def test_training_is_known_from_the_run_that_a_bundle_lies_in(run):
     assert found == {
         "seconds": pytest.approx(rows[-1]["seconds"]),
         "answer_tokens": sum(row["supervised"] for row in rows),
+        "curve": [
+            {
+                "seconds": row["seconds"],
+                "step": row["step"],
+                "answer_tokens": sum(r["supervised"] for r in rows[: row["step"]]),
+                "tokens_per_round": row["validation"]["tokens_per_round"],
+                "alpha": row["validation"]["alpha"][0],
+            }
+            for row in rows
+            if "validation" in row
+        ],
     }
+    assert found["curve"]
     assert found["answer_tokens"] > 0
 
 

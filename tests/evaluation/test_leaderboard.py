@@ -194,3 +194,62 @@ def test_the_plot_of_several_drafters_has_a_line_for_each(document, monkeypatch)
     assert [(row["kind"], row["depth"]) for row in drawn[0]] == [("a", 0), ("a", 1), ("b", 0), ("b", 1)]
     text = report.render_markdown(document | {"teacher_forced": rows})
     assert "| b | desk | T=1 | 1.0 | 1 | 0.500 |" in text
+
+
+# --- by kind ------------------------------------------------------------------------------------------------------
+
+SPEEDS = {"narrow/sql": {"a k=2": 1.8, "b k=2": 1.2}, "narrow/json": {"a k=2": 1.8, "b k=2": 1.2},
+          "open/chat": {"a k=2": 0.6, "b k=2": 1.1}}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def by_kind(simulator):
+    samples = []
+    for kind, speeds in SPEEDS.items():
+        for found in run(speeds, conversations=7):
+            samples.append(found | {"kind": kind, "conversation": f"{kind} {found['conversation']}"})
+    rows = [
+        {"drafter": "a", "prefixes": "greedy (T=0)", "temperature": 1.0, "kind": kind, "depth": 0, "alpha": alpha}
+        for kind, alpha in (("everything", 0.5), ("narrow", 0.75), ("open", 0.25))
+    ]
+    return summarise(samples, context=simulator.context | {"drafters": FACTS, "teacher_forced": rows})
+
+
+def test_every_outermost_kind_has_a_board_of_its_own(by_kind):
+    found = by_kind["samplers"][0]["leaderboard"]
+    assert list(found["by_kind"]) == ["narrow", "open"]
+    narrow, broad = found["by_kind"].values()
+    assert ranks(narrow) == [("a k=2", "1"), ("b k=2", "2"), ("plain", "3")]
+    assert ranks(broad) == [("b k=2", "1"), ("plain", "2"), ("a k=2", "3")]
+    alphas = [{row["contender"]: row["alpha"] for row in board["ranked"]}["a k=2"] for board in (found, narrow, broad)]
+    assert alphas == [0.5, 0.75, 0.25]
+    assert broad["ranked"][0]["speedup"]["decode"]["value"] == pytest.approx(1.1, rel=0.03)
+    above = narrow["ranked"][1]["above"]
+    assert above["contender"] == "a k=2"
+    assert above["ratio"]["high"] < 1
+    first = narrow["ranked"][0]
+    assert first["tokens_per_second"]["low"] < first["tokens_per_second"]["value"] < first["tokens_per_second"]["high"]
+
+
+def test_both_reports_have_a_heading_for_each(by_kind):
+    text, page = report.render_markdown(by_kind), report.render_page(by_kind)
+    assert text.count("| rank |") == 3
+    for kind in ("narrow", "open"):
+        assert f"### Leaderboard, {kind}\n\n| rank |" in text
+        assert f"<h3>Leaderboard, {kind}</h3>" in page
+    assert page.count("Of contenders that share a rank") == 1
+
+
+def test_a_single_kind_and_an_older_document_have_one_board(document, by_kind):
+    assert document["samplers"][0]["leaderboard"]["by_kind"] == {}
+    older = copy.deepcopy(by_kind)
+    del older["samplers"][0]["leaderboard"]["by_kind"]
+    assert report.render_markdown(older).count("| rank |") == 1
+    assert "Leaderboard, " not in report.render_page(older).replace("Leaderboard, greedy", "")
+
+
+def test_a_missing_part_of_a_board_by_kind_is_named(by_kind):
+    broken = copy.deepcopy(by_kind)
+    del broken["samplers"][0]["leaderboard"]["by_kind"]["open"]["ranked"][0]["tokens_per_round"]
+    with pytest.raises(SpectrainError, match=r"leaderboard\.by_kind\.open\.ranked\[0\]\.tokens_per_round"):
+        check_document(broken)

@@ -158,9 +158,9 @@ def test_missing_and_unreadable_files_are_named(tmp_path):
 def test_the_report_computes_nothing():
     """It may import errors, files and its own pages, and those no more than that."""
     allowed = {"spectrain.errors", "spectrain.files"}
-    own = {f"spectrain.evaluation.{name}" for name in ("document", "picture", "plots", "svg", "wording")}
+    own = {f"spectrain.evaluation.{name}" for name in ("document", "learning", "picture", "plots", "svg", "wording")}
     folder = Path(report.__file__).parent
-    for name in ("report", "document", "picture", "plots", "svg", "wording"):
+    for name in ("report", "document", "learning", "picture", "plots", "svg", "wording"):
         tree = ast.parse((folder / f"{name}.py").read_text(encoding="utf-8"))
         imported = {node.module for node in ast.walk(tree) if isinstance(node, ast.ImportFrom) and node.module}
         imported |= {alias.name for node in ast.walk(tree) if isinstance(node, ast.Import) for alias in node.names}

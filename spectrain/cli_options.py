@@ -1,0 +1,55 @@
+"""Options that several commands share. Nothing heavy is imported: ``--help`` is instant."""
+
+from __future__ import annotations
+
+import argparse
+
+RECIPE = "recipes/smollm2-135m-instruct/eagle3.yaml"
+OVERRIDES = "any key of the recipe as key.path=value, for instance optim.lr=2e-4 training.epochs=2"
+
+TREE = (
+    "a tree for every drafter that fills trees, may be given several times: dynamic:DEPTH,TOP_K,NODES grows by "
+    "confidence, for instance dynamic:5,4,16; or its nodes as paths of ranks, for instance '0;1;0,0': the two most "
+    "likely tokens, and the most likely one after the first. 'chosen:0;1;0,0' takes the most likely tokens at T>0 too, "
+    "'independent:' draws children with replacement, 'distinct:' (what a bare path means) without. measured:NODES is "
+    "the best static tree of so many nodes for each bundle, by its measured ranks (see spectrain tree)"
+)
+RULES = (
+    "how chains are judged, several with commas: token (one by one), block (as a whole: the same law, as many tokens "
+    "accepted or more), typical_lossy (LOSSY: changes the output's law; shown, never recommended); default: %(default)s"
+)
+
+
+def recipe_command(name: str, text: str, example: str) -> argparse.ArgumentParser:
+    parser = command_parser(name, text, example)
+    parser.add_argument("recipe", help="a YAML recipe; the ones that ship lie in recipes/")
+    parser.add_argument("overrides", nargs="*", metavar="key.path=value", help=OVERRIDES)
+    return parser
+
+
+def command_parser(
+    name: str, text: str, example: str, done: str = "0 done; 1 disk or permissions"
+) -> argparse.ArgumentParser:
+    codes = f"exit codes: {done}; 2 bad input; 130 interrupted"
+    return argparse.ArgumentParser(
+        prog=name, description=text, epilog=f"example:\n  {example}\n\n{codes}",
+        formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False,
+    )  # fmt: skip
+
+
+def measurement(parser: argparse.ArgumentParser) -> None:
+    """What is measured, on what."""
+    formats = "held-out chats: .jsonl, .json, .parquet"
+    parser.add_argument("--traffic", required=True, nargs="+", metavar="FILE", help=formats)
+    parser.add_argument("--output", required=True, metavar="DIR", help="where acceptance.json and the reports go")
+    parser.add_argument("--target", metavar="NAME", help="folder or Hub id of the target (default: the bundle's own)")
+    parser.add_argument("--k", default="3,5", help="draft tokens a round, several with commas (default: %(default)s)")
+    parser.add_argument("--tree", action="append", metavar="TREE", help=TREE)
+    parser.add_argument("--verification", default="token", metavar="RULES", help=RULES)
+    parser.add_argument("--temperature", default="0", help="several with commas; 0 is greedy (default: %(default)s)")
+    parser.add_argument("--top-k", type=int, help="top-k of every temperature above 0")
+    parser.add_argument("--top-p", type=float, help="top-p of every temperature above 0")
+    parser.add_argument("--max-new-tokens", type=int, default=128, help="of one answer, at most (default: %(default)s)")
+    parser.add_argument("--conversations", type=int, help="measure this many, spread over the kinds (default: all)")
+    parser.add_argument("--dtype", default="float32", help="dtype of the target (default: %(default)s)")
+    parser.add_argument("--seed", type=int, default=0, help="seed of sampling and of the order (default: %(default)s)")
