@@ -16,7 +16,13 @@ from spectrain.drafters.ngram import NgramConfig, NgramDrafter
 from spectrain.drafters.ranks import RANKS_FILE, measured_tree, read_ranks
 from spectrain.errors import SpectrainError
 from spectrain.evaluation.acceptance import AcceptanceConfig, choose
-from spectrain.evaluation.bundles import compare_bundles, evaluate_bundle, parse_baselines, resolve_bundles
+from spectrain.evaluation.bundles import (
+    compare_bundles,
+    evaluate_bundle,
+    parse_baselines,
+    resolve_bundles,
+    shared_target,
+)
 from spectrain.evaluation.contenders import AnyTree
 from spectrain.evaluation.exactness import ExactnessConfig, render
 from spectrain.evaluation.exactness import compare as compare_outputs
@@ -25,9 +31,10 @@ from spectrain.evaluation.rank_tables import chat_ranks, render_ranks
 from spectrain.evaluation.workbench import prompts_of, shown_name
 from spectrain.exact.sampler import Sampler
 from spectrain.files import write_json
+from spectrain.identity import compare_targets
 from spectrain.interop.gguf import convert_gguf as convert
 from spectrain.interop.gguf import package_folder
-from spectrain.manifest import read_manifest, target_of
+from spectrain.manifest import TargetRecord, read_manifest, target_of
 from spectrain.shapes import Children, DynamicTree, StaticTree
 from spectrain.target import Target, load_target
 
@@ -42,7 +49,8 @@ def evaluate(options: argparse.Namespace) -> Path:
     folder = resolve_bundle(options.bundle)
     target = _target(options, folder)
     return evaluate_bundle(folder, target, conversations, config, Path(options.output),
-                           traffic=_traffic(options), baselines=(NgramConfig(),))  # fmt: skip
+                           traffic=_traffic(options), baselines=(NgramConfig(),),
+                           original=_original(options, folder, target))  # fmt: skip
 
 
 def compare(options: argparse.Namespace) -> Path:
@@ -50,7 +58,7 @@ def compare(options: argparse.Namespace) -> Path:
     config, baselines = _measurement(options), parse_baselines(options.baselines)
     conversations = load_conversations(options.traffic)
     folders = resolve_bundles(options.bundles)
-    target = _target(options, next(iter(folders.values())))
+    target = _shared_target(options, folders)
     return compare_bundles(folders, target, conversations, config, Path(options.output),
                            traffic=_traffic(options), baselines=baselines)  # fmt: skip
 
@@ -154,15 +162,43 @@ def estimate(options: argparse.Namespace) -> bool:
 
 def _target(options: argparse.Namespace, folder: Path | None) -> Target:
     """The target that was named, or else the one that the bundle belongs to."""
-    recorded = read_manifest(folder).target if folder is not None else None
+    manifest = read_manifest(folder) if folder is not None else None
+    if folder is None or manifest is None:
+        return _named_target(options, None, "there is no bundle to say the target")
+    recorded = manifest.target.model_copy(update={"name": target_of(folder, manifest)})
+    return _named_target(options, recorded, f"{folder} does not say which target it belongs to")
+
+
+def _shared_target(options: argparse.Namespace, folders: dict[str, Path]) -> Target:
+    """The target that was named, or else the one that the bundles go with or were derived from."""
+    recorded = shared_target(folders)
+    return _named_target(options, recorded, f"{next(iter(folders))} does not say which target it belongs to")
+
+
+def _named_target(options: argparse.Namespace, recorded: TargetRecord | None, whose: str) -> Target:
     name = options.target or (recorded.name if recorded else None)
     if not name:
-        whose = (
-            f"{folder} does not say which target it belongs to" if folder else "there is no bundle to say the target"
-        )
         raise SpectrainError(f"{whose}; name it with --target")
     revision = recorded.revision if recorded and name == recorded.name else None
     return load_target(name, revision=revision, dtype=options.dtype)
+
+
+def _original(options: argparse.Namespace, folder: Path, target: Target) -> Target | None:
+    """What the bundle's own target was derived from, as far as it can be had; a note where it cannot."""
+    recorded = read_manifest(folder).derived_from
+    if recorded is None or compare_targets(recorded.identity, target.identity()).level != "different":
+        return None  # nothing moved, or the target is the original itself
+    try:
+        if not recorded.name:
+            raise SpectrainError("the bundle does not say its name")
+        original = load_target(recorded.name, revision=recorded.revision, dtype=options.dtype)
+        comparison = compare_targets(recorded.identity, original.identity())
+        if comparison.level == "different":
+            raise SpectrainError(f"{recorded.name} is another one: {comparison.first_difference}")
+    except SpectrainError as error:
+        print(f"note: drift is not measured, since the original is not at hand: {error}", flush=True)
+        return None
+    return original
 
 
 def _settings(kind: type[Settings], **values: Any) -> Settings:

@@ -52,12 +52,10 @@ MOST_LAYERS = 8
 class MedusaConfig(DrafterConfig):
     """Settings of Medusa heads; sizes are the target's.
 
-    ``head`` says what W2 is. "own": a copy of the target's head for each, trained, as in the paper. It costs V x H
-    parameters a head in training (with the optimizer's two moments of each), on disk, and read for every draft token.
-    "shared": all heads read through the target's own, frozen. Each then trains layers x H x H parameters, the bundle
-    holds one head, and a round reads it once for all draft tokens. Shared is the default because it is what pays on a
-    big vocabulary: at V = 49,152 and H = 576 (SmolLM2-135M) an own head is 85 times as large as its block, four of
-    them are 84% of the whole target, and they train half as many tokens in a second of one CPU core.
+    ``head`` says what W2 is. "own": a trained copy of the target's head for each, as in the paper: V x H parameters a
+    head to train, to store, and to read for every draft token. "shared": all heads read through the target's, frozen;
+    a bundle holds one head, and a round reads it once. Shared is the default because it pays on a big vocabulary: at
+    V = 49,152 and H = 576 an own head is 85 times as large as its block.
     """
 
     type: Literal["medusa"] = "medusa"

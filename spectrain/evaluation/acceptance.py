@@ -11,7 +11,7 @@ import json
 import os
 import random
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -29,12 +29,13 @@ from spectrain.drafters.scoring import DepthScores, score_batch
 from spectrain.errors import SpectrainError
 from spectrain.evaluation.contenders import AcceptanceConfig, Contender, contenders
 from spectrain.evaluation.measured_trees import NONE, Resolved
-from spectrain.evaluation.samples import PLAIN, kind_and_parents
+from spectrain.evaluation.samples import kind_and_parents
 from spectrain.exact.sampler import Sampler
 from spectrain.files import atomic_file, json_digest, whole_lines, write_json
 from spectrain.identity import first_difference
 from spectrain.target import Target
 
+DRIFT_FILE = "drift.jsonl"  # beside the samples (see evaluation/drift.py), and as old as they are
 EVERYTHING = "everything"  # the total of all kinds in tables by kind
 
 
@@ -54,12 +55,14 @@ def choose(conversations: Sequence[Conversation], count: int | None, seed: int) 
 
 def measure(target: Target, drafters: dict[str, Drafter], conversations: Sequence[Conversation],
             config: AcceptanceConfig, output: Path, identity: dict[str, Any], *, measured: Resolved = NONE,
-            progress: bool = True) -> list[dict[str, Any]]:  # fmt: skip
+            targets: Mapping[str, Target] | None = None, progress: bool = True) -> list[dict[str, Any]]:  # fmt: skip
     """Raw samples of every contender on every conversation, also kept in ``output/samples.jsonl``.
 
     ``identity`` names what is measured (digests of target and bundle): a folder begun with another is an error.
+    ``targets`` has the targets of drafters that were trained with one: they decode with it.
     """
-    entries = contenders(drafters, config.k, config.trees, config.verification, leave_out=True, measured=measured)
+    entries = contenders(drafters, config.k, config.trees, config.verification, leave_out=True, measured=measured,
+                         targets=targets)  # fmt: skip
     chosen = choose(conversations, config.conversations, config.seed)
     prompts = {c.id: prompt_ids(target, c, config.max_new_tokens) for c in chosen}
     key = {
@@ -119,16 +122,20 @@ def _conversation(target: Target, entries: Sequence[Contender], conversation: Co
         budget = limit or config.max_new_tokens
         arguments: dict[str, Any] = {"sampler": sampler, "max_new_tokens": budget, "seed": seed}
         for entry in order:
+            own = entry.target or target
             if entry.verification is None:
-                target.tap(())
-                runs[entry.name] = generate_plain(target, prompt, **arguments)
+                own.tap(())
+                runs[entry.name] = generate_plain(own, prompt, **arguments)
             else:
-                runs[entry.name] = generate(target, entry.drafter, prompt, shape=entry.shape,
+                runs[entry.name] = generate(own, entry.drafter, prompt, shape=entry.shape,
                                             verification=entry.verification, **arguments)  # fmt: skip
         for entry in here:
-            sample = _sample(target, conversation, prompt, sampler, seed, entry, runs)
+            own = entry.target or target
+            sample = _sample(own, conversation, prompt, sampler, seed, entry, runs)
             if entry is _longest(here, entry.family) and isinstance(entry.drafter, TrainableDrafter):
-                sample["teacher_forced"] = _teacher_forced(target, conversation, prompt, sampler, entry, runs[PLAIN])
+                sample["teacher_forced"] = _teacher_forced(
+                    own, conversation, prompt, sampler, entry, runs[entry.baseline]
+                )
             yield sample
 
 
@@ -153,7 +160,7 @@ def _teacher_forced(target: Target, conversation: Conversation, prompt: list[int
 
 def _sample(target: Target, conversation: Conversation, prompt: list[int], sampler: Sampler, seed: int,
             entry: Contender, runs: dict[str, Generation]) -> dict[str, Any]:  # fmt: skip
-    run, plain = runs[entry.name], runs[PLAIN]
+    run, plain = runs[entry.name], runs[entry.baseline]
     equal = run.tokens == plain.tokens if sampler.greedy else None
     return {
         "conversation": conversation.id,
@@ -235,7 +242,8 @@ def _resume(output: Path, key: dict[str, Any], size: int) -> tuple[list[dict[str
     output.mkdir(parents=True, exist_ok=True)
     file, sidecar, beside = output / "samples.jsonl", output / "samples.json", output / "teacher_forced.jsonl"
     if not file.exists():
-        beside.unlink(missing_ok=True)
+        for stale in (beside, output / DRIFT_FILE):
+            stale.unlink(missing_ok=True)
         write_json(sidecar, key)
         file.touch()
         return [], file

@@ -14,7 +14,7 @@ import numpy as np
 
 from spectrain.errors import SpectrainError
 from spectrain.evaluation.costs import cost_block
-from spectrain.evaluation.samples import PLAIN, Sample, seconds_of
+from spectrain.evaluation.samples import Sample, seconds_of
 from spectrain.evaluation.verdict import FEWEST_CONVERSATIONS
 from spectrain.measures import RoundCounts, pooled_rate, ratio_interval, ratio_of_ratios_interval
 
@@ -30,7 +30,7 @@ def number_block(contender: str, kind: str | None, own: Sequence[Sample], plain:
 
     Args:
         own: the contender's samples of these conversations.
-        plain: plain decoding's samples of the same conversations.
+        plain: samples of the same conversations by plain decoding of the same target.
 
     Raises:
         SpectrainError: no rounds, unclipped rounds that commit other than accepted + 1 tokens, or a speedup
@@ -56,7 +56,7 @@ def number_block(contender: str, kind: str | None, own: Sequence[Sample], plain:
         "speedup": None,
         "cost": None,
     }
-    if contender != PLAIN:
+    if own[0].shape is not None:
         block["speedup"] = _speedup(name, clusters, baseline)
         block["cost"] = cost_block(block, own, plain_step_s=sum(map(_decode, plain)) / sum(map(_committed, plain)))
     return block

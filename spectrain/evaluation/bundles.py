@@ -17,8 +17,9 @@ from spectrain.data.conversations import Conversation
 from spectrain.data.split import conversations_digest
 from spectrain.drafters import FAMILIES, AnyDrafterConfig, Drafter, family_of
 from spectrain.errors import SpectrainError
-from spectrain.evaluation.acceptance import measure, teacher_forced_rows
+from spectrain.evaluation.acceptance import DRIFT_FILE, choose, measure, teacher_forced_rows
 from spectrain.evaluation.contenders import AcceptanceConfig, unfillable
+from spectrain.evaluation.drift import drift
 from spectrain.evaluation.measured_trees import filled, resolve
 from spectrain.evaluation.memory import weight_bytes
 from spectrain.evaluation.report import render_report
@@ -28,17 +29,23 @@ from spectrain.evaluation.training_cost import training_cost
 from spectrain.evaluation.workbench import LIBRARIES, device_name, shown_name
 from spectrain.files import json_digest, write_json
 from spectrain.identity import compare_targets
-from spectrain.manifest import Manifest, read_manifest
+from spectrain.manifest import Manifest, TargetRecord, read_manifest, target_of
 from spectrain.shapes import check_shape
-from spectrain.target import Target
+from spectrain.target import Target, load_target
 
 
 @dataclass(frozen=True)
 class Entrant:
-    """A bundle's drafter, ready to be measured under its name."""
+    """A bundle's drafter, ready to be measured under its name.
+
+    ``target`` is the one it goes with, and ``original`` the one that this was derived from, where it was and that is at
+    hand.
+    """
 
     drafter: Drafter
     contents: BundleContents
+    target: Target
+    original: Target | None = None
 
     @property
     def manifest(self) -> Manifest:
@@ -52,16 +59,20 @@ class Entrant:
 
 def evaluate_bundle(bundle: Path, target: Target, conversations: Sequence[Conversation], config: AcceptanceConfig,
                     output: Path, *, traffic: str, baselines: Sequence[AnyDrafterConfig] = (),
-                    progress: bool = True) -> Path:  # fmt: skip
-    """Measure a bundle beside plain decoding and baselines; the path of ``acceptance.json`` (reports beside it)."""
-    entrant = _load(bundle, target)
+                    original: Target | None = None, progress: bool = True) -> Path:  # fmt: skip
+    """Measure a bundle beside plain decoding and baselines; the path of ``acceptance.json`` (reports beside it).
+
+    ``target`` may be the one that the bundle's own was derived from: then its own is loaded and measured. Where it is
+    the bundle's own, ``original`` is what the drift is measured against.
+    """
+    entrant = _load(bundle, target, original)
     manifest, drafter = entrant.manifest, entrant.drafter
     family = manifest.drafter["type"]
     for tree in config.trees:  # what only a baseline could fill says nothing of the bundle
         check_shape(filled(tree), deepest=drafter.deepest, columns=drafter.columns, trees=drafter.trees, name=family)
     identity = {"weights": manifest.target.weights_digest, "bundle": manifest.files["model.safetensors"]}
     about = {"drafter": {"name": family, **entrant.described()}}
-    return _evaluate({family: entrant}, target, conversations, config, output, identity, about, traffic=traffic,
+    return _evaluate({family: entrant}, entrant.target, conversations, config, output, identity, about, traffic=traffic,
                      baselines=baselines, progress=progress)  # fmt: skip
 
 
@@ -70,6 +81,8 @@ def compare_bundles(bundles: Mapping[str, Path], target: Target, conversations: 
                     baselines: Sequence[AnyDrafterConfig] = (), progress: bool = True) -> Path:  # fmt: skip
     """Measure several bundles of one target in one run; ``acceptance.json`` with a leaderboard (reports beside it).
 
+    Those whose own target was derived from ``target`` are measured with their own, beside plain decoding of it.
+
     ``bundles`` are what ``resolve_bundles`` returns; each is named by its family, and its folder too where others share
     it.
     """
@@ -77,7 +90,7 @@ def compare_bundles(bundles: Mapping[str, Path], target: Target, conversations: 
     entrants = {name: _load(folder, target) for name, folder in zip(names, bundles.values(), strict=True)}
     manifests = {name: entrant.manifest for name, entrant in entrants.items()}
     identity = {
-        "weights": manifests[names[0]].target.weights_digest,
+        "weights": target.identity().weights_digest,
         "bundles": {name: json_digest(manifest.files) for name, manifest in manifests.items()},
     }
     facts: dict[str, Any] = {
@@ -98,7 +111,8 @@ def compare_bundles(bundles: Mapping[str, Path], target: Target, conversations: 
 def resolve_bundles(bundles: Sequence[str]) -> dict[str, Path]:
     """Folders or Hub ids → the folder of each.
 
-    Raises SpectrainError for one that is no bundle, is given twice, or does not belong to the first one's target.
+    Raises SpectrainError for one that is no bundle, is given twice, or does not belong to the first one's target: see
+    ``shared_target``.
     """
     folders: dict[str, Path] = {}
     for bundle in bundles:
@@ -107,15 +121,40 @@ def resolve_bundles(bundles: Sequence[str]) -> dict[str, Path]:
         if before is not None:
             raise SpectrainError(f"bundle {bundle} is given twice (before as {before}); give every bundle once")
         folders[bundle] = folder
-    own = {bundle: read_manifest(folder).target.identity for bundle, folder in folders.items()}
-    for bundle, found in own.items():
-        comparison = compare_targets(own[bundles[0]], found)
-        if comparison.level == "different":
-            raise SpectrainError(
-                f"{bundle} does not belong to the target of {bundles[0]} ({comparison.first_difference}); "
-                "compare bundles of one target"
-            )
+    shared_target(folders)
     return folders
+
+
+def shared_target(folders: Mapping[str, Path]) -> TargetRecord:
+    """The target that all bundles go with, or that their own targets were derived from.
+
+    Raises SpectrainError where there is none, naming a bundle that does not belong to the target of the first.
+    """
+    records = {bundle: _targets(folder) for bundle, folder in folders.items()}
+    (first, candidates), *others = records.items()
+    strangers: list[tuple[str, str | None]] = []
+    for candidate in candidates:
+        stranger = next(((name, found) for name, found in others if not any(_same(r, candidate) for r in found)), None)
+        if stranger is None:
+            return candidate
+        name, found = stranger
+        strangers.append((name, compare_targets(candidate.identity, found[0].identity).first_difference))
+    name, difference = strangers[0]
+    raise SpectrainError(
+        f"{name} does not belong to the target of {first} ({difference}); compare bundles of one target"
+    )
+
+
+def _targets(folder: Path) -> list[TargetRecord]:
+    """What a bundle's target was derived from, if it was, and the target itself, by the name that loads it."""
+    manifest = read_manifest(folder)
+    own = manifest.target.model_copy(update={"name": target_of(folder, manifest)})
+    return [own] if manifest.derived_from is None else [manifest.derived_from, own]
+
+
+def _same(record: TargetRecord | None, other: TargetRecord | Target) -> bool:
+    identity = other.identity() if isinstance(other, Target) else other.identity
+    return record is not None and compare_targets(record.identity, identity).level != "different"
 
 
 def names_of(bundles: Sequence[str], families: Sequence[str]) -> list[str]:
@@ -161,11 +200,20 @@ def parse_baselines(text: str) -> tuple[AnyDrafterConfig, ...]:
     return tuple(known[name] for name in names)
 
 
-def _load(bundle: Path, target: Target) -> Entrant:
-    drafter, contents, notes = load_drafter(bundle, target)
+def _load(bundle: Path, target: Target, original: Target | None = None) -> Entrant:
+    """A bundle for its own target, or for the one that this was derived from."""
+    manifest, own = read_manifest(bundle), target
+    if _same(manifest.derived_from, target):
+        name = str(target_of(bundle, manifest))
+        own = load_target(name, dtype=str(target.dtype), device=str(target.device),
+                          attention=target.model.config._attn_implementation)  # fmt: skip
+        original = target
+    drafter, contents, notes = load_drafter(bundle, own)
+    if original is not None and not _same(manifest.derived_from, original):
+        raise SpectrainError(f"{bundle} was not derived from {original.name}; give the target that it was derived from")
     for note in notes:
         print(f"note: {note}", flush=True)
-    return Entrant(drafter, contents)
+    return Entrant(drafter, contents, own, original)
 
 
 def _evaluate(entrants: Mapping[str, Entrant], target: Target, conversations: Sequence[Conversation],
@@ -181,24 +229,31 @@ def _evaluate(entrants: Mapping[str, Entrant], target: Target, conversations: Se
     identity |= {"baselines": [b.model_dump(mode="json") for b in baselines]}
     identity |= {"measured_trees": measured.identity()} if measured.trees else {}
     raw = output / "evaluation"
-    samples = measure(target, drafters, conversations, config, raw, identity, measured=measured, progress=progress)
-    (manifest, *_) = (entrant.manifest for entrant in entrants.values())
-    context = about | _context(target, manifest, config, samples, traffic, conversations, raw)
+    targets = {name: entrant.target for name, entrant in entrants.items() if entrant.target is not target}
+    samples = measure(target, drafters, conversations, config, raw, identity, measured=measured, targets=targets,
+                      progress=progress)  # fmt: skip
+    context = about | _context(target, config, samples, traffic, conversations, raw)
     context |= {"left_out": [asdict(draft) for draft in left_out]} if left_out else {}
     context["teacher_forced"] = teacher_forced_rows(raw, sorted({s["conversation"] for s in samples}))
+    context["drift"] = {
+        name: drift(name, entrant.original, entrant.target, choose(conversations, config.conversations, config.seed),
+                    config.max_new_tokens, raw / DRIFT_FILE)
+        for name, entrant in entrants.items()
+        if entrant.original is not None
+    }  # fmt: skip
     path = output / "acceptance.json"
     write_json(path, summarise(samples, context=context))
     render_report(path, output)
     return path
 
 
-def _context(target: Target, manifest: Manifest, config: AcceptanceConfig, samples: Sequence[dict[str, Any]],
-             traffic: str, conversations: Sequence[Conversation], raw: Path) -> dict[str, Any]:  # fmt: skip
+def _context(target: Target, config: AcceptanceConfig, samples: Sequence[dict[str, Any]], traffic: str,
+             conversations: Sequence[Conversation], raw: Path) -> dict[str, Any]:  # fmt: skip
     measured_threads = json.loads((raw / "samples.json").read_text(encoding="utf-8"))["threads"]
-    measured = {sample["conversation"] for sample in samples}
+    measured, identity = {sample["conversation"] for sample in samples}, target.identity()
     return {
         "target": {"name": shown_name(target.name),
-                   "architecture": manifest.target.architecture, "weights": manifest.target.weights_digest},
+                   "architecture": identity.architecture, "weights": identity.weights_digest},
         "traffic": {"name": traffic, "conversations": len(measured),
                     "digest": conversations_digest([c for c in conversations if c.id in measured])},
         "device": {"name": device_name(target.device), "threads": measured_threads,

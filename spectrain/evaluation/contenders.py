@@ -16,6 +16,7 @@ from spectrain.evaluation.measured_trees import NO_RANKS, NONE, WRITTEN, Measure
 from spectrain.evaluation.samples import LOSSY, PLAIN
 from spectrain.exact.sampler import Sampler
 from spectrain.shapes import Chain, DynamicTree, Shape, StaticTree, check_shape
+from spectrain.target import Target
 
 TREE_KINDS = ("static", "dynamic", "measured_tree")
 
@@ -92,13 +93,19 @@ class AcceptanceConfig(BaseModel):
 
 @dataclass(frozen=True)
 class Contender:
-    """A drafter, the shape of its drafts and the rule that judges them; plain decoding has none of them."""
+    """A drafter, the shape of its drafts and the rule that judges them; plain decoding has none of them.
+
+    ``target`` is the one that was trained with the drafter, where there is such; ``baseline`` names the plain decoding
+    of the same target.
+    """
 
     name: str
     family: str
     shape: Shape | None = None
     verification: Verification | None = None
     drafter: Drafter | None = None
+    target: Target | None = None
+    baseline: str = PLAIN
     by_sampler: Mapping[Sampler, Shape] = field(default_factory=dict)
     """Its shape under each sampler, where they differ; ``shape`` is then the first's."""
 
@@ -126,6 +133,7 @@ class Contender:
             "shape": _shape_record(self.shape),
             "verification": self.verification,
             "lossy": self.lossy,
+            **({} if self.baseline == PLAIN else {"baseline": self.baseline}),
         }
 
 
@@ -155,11 +163,13 @@ class LeftOut:
 
 def contenders(drafters: dict[str, Drafter], lengths: Sequence[int],
                trees: Sequence[AnyTree] = (), rules: Sequence[Verification] = ("token",), *,
-               leave_out: bool = False, measured: Resolved = NONE) -> list[Contender]:  # fmt: skip
+               leave_out: bool = False, measured: Resolved = NONE,
+               targets: Mapping[str, Target] | None = None) -> list[Contender]:  # fmt: skip
     """Plain decoding; every drafter at every length under every rule; every tree where a drafter fills trees.
 
     With ``leave_out`` a drafter takes no part where it cannot fill a draft that another can (see ``unfillable``).
-    ``measured`` are the trees that were asked for by their size, for every drafter that has some.
+    ``measured`` are the trees that were asked for by their size, for every drafter that has some. ``targets`` has the
+    targets that were trained with a drafter, by its name; plain decoding of each is a contender.
 
     Raises SpectrainError for a draft that a drafter cannot fill, or for trees when no drafter fills any; with
     ``leave_out`` for a draft that no drafter fills, or for a drafter that fills none.
@@ -172,20 +182,34 @@ def contenders(drafters: dict[str, Drafter], lengths: Sequence[int],
         raise SpectrainError(f"{by_size.describe()}: found no bundle whose drafter fills trees, which it needs")
     entries = [Contender(PLAIN, PLAIN)]
     for name, drafter in drafters.items():
+        own = (targets or {}).get(name)
+        baseline = PLAIN if own is None else f"{PLAIN} ({name})"
+        if own is not None:
+            entries.append(Contender(baseline, baseline, target=own, baseline=baseline))
         chains = [Chain(k) for k in sorted(set(lengths))]
         entries += [
-            Contender(" ".join(filter(None, (name, chain.describe(), _rule_name(rule)))), name, chain, rule, drafter)
+            Contender(
+                " ".join(filter(None, (name, chain.describe(), _rule_name(rule)))),
+                name,
+                chain,
+                rule,
+                drafter,
+                own,
+                baseline,
+            )
             for chain in chains
             for rule in dict.fromkeys(rules)
         ]
         if drafter.trees:
             labels = zip(tree_names(trees), trees, strict=True)
             for label, tree in labels:
-                if not isinstance(tree, MeasuredTree):
-                    entries.append(Contender(f"{name} {label}", name, tree, "token", drafter))
-                elif name in measured.trees:
-                    own: dict[Sampler, Shape] = {s: measured.at(name, s, tree) for s in measured.trees[name]}
-                    entries.append(Contender(f"{name} {label}", name, next(iter(own.values())), "token", drafter, own))
+                shapes: dict[Sampler, Shape] = {}
+                shape: Shape | MeasuredTree | None = tree
+                if isinstance(tree, MeasuredTree):
+                    shapes = {s: measured.at(name, s, tree) for s in measured.trees.get(name, ())}
+                    shape = next(iter(shapes.values()), None)
+                if shape is not None and not isinstance(shape, MeasuredTree):
+                    entries.append(Contender(f"{name} {label}", name, shape, "token", drafter, own, baseline, shapes))
     refused = {entry.name: reason for entry in entries if (reason := _refusal(entry))}  # before anything is decoded
     asked, filled = ([e for e in entries if e.drafter and (e.name in refused) is side] for side in (True, False))
     for entry in asked:

@@ -11,10 +11,11 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from spectrain.evaluation.blocks import rate_ratio
-from spectrain.evaluation.samples import Contender, Sample
+from spectrain.evaluation.samples import PLAIN, Contender, Sample
 from spectrain.evaluation.verdict import FEWEST_CONVERSATIONS
 
 EVERYTHING = "everything"  # the teacher-forced rows over all kinds
+OWN_TARGET = "its target was trained with it: another law than the original's"
 _TAKEN = ("tokens_per_second", "accepted_draft_tokens_per_second", "speedup", "tokens_per_round")
 
 
@@ -60,7 +61,9 @@ def _why(block: Mapping[str, Any], inexact: set[str]) -> str | None:
     """Why a contender has no rank."""
     if block["lossy"]:
         return "another law than the target's"
-    return "changes the greedy output" if block["contender"] in inexact else None
+    if block["contender"] in inexact:
+        return "changes the greedy output"
+    return OWN_TARGET if block["baseline"] != PLAIN else None
 
 
 def _row(block: Mapping[str, Any], numbers: Mapping[str, Any], samples: Sequence[Sample],

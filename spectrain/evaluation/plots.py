@@ -11,13 +11,12 @@ from matplotlib.ticker import MaxNLocator
 
 from spectrain.evaluation.svg import HATCHES, INK, LINES, MARKERS, PART_COLOURS, SERIES, Plot, draw_svg
 
-PLAIN = "plain"
 PARTS = ("prefill", "draft", "verify", "overhead")
 
 
 def sampler_plots(block: dict[str, Any], name: str) -> list[Plot]:
     """The plots of one sampler's block of the document; ``name`` makes the SVG ids unique on the page."""
-    drafters = [c for c in block["contenders"] if c["contender"] != PLAIN]
+    drafters = [c for c in block["contenders"] if c["shape"] is not None]
     if not drafters:
         return []
     plots = [
@@ -38,7 +37,7 @@ def sampler_plots(block: dict[str, Any], name: str) -> list[Plot]:
 
 def cost_plot(block: dict[str, Any], name: str) -> Plot | None:
     """Predicted speedup by draft length beside the measured ones; None without chains, for a tree has no length."""
-    drafters = [c for c in block["contenders"] if c["contender"] != PLAIN]
+    drafters = [c for c in block["contenders"] if c["shape"] is not None]
     chains = [c for c in drafters if c["k"]]
     if not chains:
         return None

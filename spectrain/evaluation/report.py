@@ -16,12 +16,13 @@ from markupsafe import Markup
 from spectrain.evaluation.document import check_document, read_document
 from spectrain.evaluation.learning import learning_curves, learning_plot, without_curve
 from spectrain.evaluation.picture import draw_picture
-from spectrain.evaluation.plots import PLAIN, cost_plot, sampler_plots, teacher_forced_plot
+from spectrain.evaluation.plots import cost_plot, sampler_plots, teacher_forced_plot
 from spectrain.evaluation.svg import Plot
 from spectrain.evaluation.wording import (
     DEFINITIONS,
     FILTERS,
     drafter_sentence,
+    drift_sentence,
     headline,
     kind_sentence,
     law_sentence,
@@ -109,6 +110,7 @@ def _view(document: Mapping[str, Any]) -> dict[str, Any]:
         "samplers": [_sampler_view(block, confidence, trained) for block in document["samplers"]],
         "confidence": confidence,
         "settings": _settings(document["context"]),
+        "drift": [(name, drift_sentence(name, d), d) for name, d in (document.get("drift") or {}).items()],
         "left_out": document["context"].get("left_out") or [],
         "listed": LISTED_DIFFERENCES,
         "curves": learning_curves(document["context"]),
@@ -122,7 +124,7 @@ def _title(document: Mapping[str, Any]) -> str:
 
 def _sampler_view(block: Mapping[str, Any], confidence: str, trained: str) -> dict[str, Any]:
     overall = block["verdict"]["overall"]
-    drafters = [c for c in block["contenders"] if c["contender"] != PLAIN]
+    drafters = [c for c in block["contenders"] if c["shape"] is not None]
     return {
         "block": block,
         "decision": overall["decision"],

@@ -30,7 +30,7 @@ class Sample:
     ``shape`` holds type, depth and nodes of the drafts that were asked for and, of a tree, what else it was made of;
     plain decoding has none. ``k`` is a chain's length, 0 for plain decoding, None for a tree. The first of
     ``new_tokens`` comes from prefill, all others from rounds. ``state_bytes`` is the most that the drafter's state
-    held; None where it was not recorded.
+    held; None where it was not recorded. ``baseline`` is the contender that is plain decoding of the same target.
     """
 
     conversation: str
@@ -53,6 +53,7 @@ class Sample:
     equal_to_plain: bool | None
     first_difference: dict[str, Any] | None
     state_bytes: int | None = None
+    baseline: str = PLAIN
 
     def is_of(self, kind: str) -> bool:
         """Whether the conversation is of this kind or of one below it: "narrow/sql" is of "narrow"."""
@@ -73,9 +74,9 @@ class Sample:
         return self.shape is not None and self.shape["type"] != "chain"
 
     @property
-    def measured(self) -> tuple[str, str, str | None, bool]:
+    def measured(self) -> tuple[str, str, str | None, bool, str]:
         """What makes two samples those of one contender."""
-        return self.drafter, json.dumps(self.shape, sort_keys=True), self.verification, self.lossy
+        return self.drafter, json.dumps(self.shape, sort_keys=True), self.verification, self.lossy, self.baseline
 
     @property
     def decode_s(self) -> float:
@@ -101,8 +102,9 @@ def parse_sample(raw: Mapping[str, Any]) -> Sample:
 
     Raises ``SpectrainError`` naming the sample and the field.
     """
-    values = {name: _field(raw, name) for name in Sample.__dataclass_fields__ if name != "state_bytes"}
-    values["state_bytes"] = raw.get("state_bytes")
+    later = {"state_bytes": None, "baseline": PLAIN}  # not in samples of earlier versions
+    values = {name: _field(raw, name) for name in Sample.__dataclass_fields__ if name not in later}
+    values |= {name: raw.get(name, missing) for name, missing in later.items()}
     values["conversation"] = str(values["conversation"])
     values["kind"] = str(values["kind"] or "unlabelled")
     values["rounds"] = tuple(_round(raw, found) for found in values["rounds"])
@@ -234,6 +236,11 @@ def _paired(sampler_key: str, contenders: dict[str, Contender]) -> list[Contende
     plain = contenders[PLAIN]
     expected = _keys(plain)
     for contender in contenders.values():
+        if contender.first.baseline not in contenders:
+            raise SpectrainError(
+                f"sampler {sampler_key}: {contender.name!r} is to be compared with {contender.first.baseline!r}, which "
+                f"has no samples; found {', '.join(contenders)}"
+            )
         found = _keys(contender)
         if found != expected:
             name, seed, _ = min(found ^ expected)

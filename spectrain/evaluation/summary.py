@@ -17,7 +17,7 @@ from spectrain.evaluation.blocks import STATISTICS, number_block
 from spectrain.evaluation.costs import add_predictions_from_siblings
 from spectrain.evaluation.document import SCHEMA, check_document
 from spectrain.evaluation.leaderboard import leaderboard
-from spectrain.evaluation.samples import Contender, group_by_sampler, kind_and_parents
+from spectrain.evaluation.samples import PLAIN, Contender, group_by_sampler, kind_and_parents
 from spectrain.evaluation.verdict import exactness_block, verdict_block
 from spectrain.exact.sampler import Sampler
 
@@ -39,10 +39,10 @@ def summarise(samples: Iterable[Mapping[str, Any]], *, context: Mapping[str, Any
         context: what was measured, and how: ``target``, ``drafter``, ``traffic``, ``device``, ``versions``
             (see ``CONTEXT`` for their keys), any other JSON value, optionally ``teacher_forced``: a list of
             {temperature, kind, depth, alpha, coverage, positions}, and ``drafters``, which asks for a leaderboard:
-            what is known of each (see ``leaderboard``).
+            what is known of each (see ``leaderboard``), and ``drift`` (see ``evaluation/drift.py``): by drafter.
 
     Returns:
-        A JSON object: ``schema``, ``context``, ``statistics``, ``teacher_forced``, ``samplers``.
+        A JSON object: ``schema``, ``context``, ``statistics``, ``teacher_forced``, ``drift``, ``samplers``.
 
     Raises:
         SpectrainError: malformed samples, missing context, or numbers that contradict one another: rounds
@@ -52,9 +52,12 @@ def summarise(samples: Iterable[Mapping[str, Any]], *, context: Mapping[str, Any
     samplers = [_sampler_block(sampler, group, context) for sampler, group in group_by_sampler(samples)]
     document = {
         "schema": SCHEMA,
-        "context": {key: copy.deepcopy(value) for key, value in context.items() if key != "teacher_forced"},
+        "context": {
+            key: copy.deepcopy(value) for key, value in context.items() if key not in ("teacher_forced", "drift")
+        },
         "statistics": dict(STATISTICS),
         "teacher_forced": copy.deepcopy(list(context.get("teacher_forced") or [])),
+        "drift": copy.deepcopy(dict(context.get("drift") or {})),
         "samplers": samplers,
     }
     check_document(document)
@@ -71,14 +74,17 @@ def _check_context(context: Mapping[str, Any]) -> None:
 
 
 def _sampler_block(sampler: dict[str, Any], group: list[Contender], context: Mapping[str, Any]) -> dict[str, Any]:
-    plain = group[0]
+    plain, by_name = group[0], {contender.name: contender for contender in group}
     kinds = sorted({kind for sample in plain.samples for kind in kind_and_parents(sample.kind)})
-    contenders = [_contender_block(contender, plain, kinds) for contender in group]
+    contenders = [_contender_block(contender, by_name[contender.first.baseline], kinds) for contender in group]
     add_predictions_from_siblings(contenders)
     described = Sampler(**sampler)
     exactness = [
-        exactness_block(c.name, c.samples, str(context["device"]["dtype"])) for c in group[1:] if described.greedy
+        exactness_block(c.name, c.samples, str(context["device"]["dtype"]))
+        for c in group
+        if described.greedy and c.first.shape is not None
     ]
+    drafting = [c for c in contenders if c["shape"] is not None]
     inexact = {block["contender"] for block in exactness if block["unexplained"] and not block["lossy"]}
     return {
         "name": described.describe(),
@@ -91,10 +97,10 @@ def _sampler_block(sampler: dict[str, Any], group: list[Contender], context: Map
             leaderboard(group, contenders, inexact, described.describe(), context) if context.get("drafters") else None
         ),
         "verdict": {
-            **_verdicts(contenders[1:], kinds, inexact),
+            **_verdicts([c for c in drafting if c["baseline"] == PLAIN], kinds, inexact),
             "by_drafter": {
                 drafter: _verdicts([c for c in contenders if c["drafter"] == drafter], kinds, inexact)
-                for drafter in dict.fromkeys(c["drafter"] for c in contenders[1:])
+                for drafter in dict.fromkeys(c["drafter"] for c in drafting)
             },
         },
     }
@@ -123,6 +129,7 @@ def _contender_block(contender: Contender, plain: Contender, kinds: Sequence[str
         "nodes": first.nodes,
         "verification": first.verification,
         "lossy": first.lossy,
+        "baseline": first.baseline,
         "pooled": block(None),
         "by_kind": {kind: block(kind) for kind in kinds},
     }

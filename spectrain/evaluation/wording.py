@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 DASH = "–"
+PLAIN = "plain"
 
 DEFINITIONS = (
     (
@@ -106,6 +107,19 @@ DEFINITIONS = (
         "training",
         "Wall time of the run that trained the drafter, validation included, on the machine that it ran on, and the "
         "answer tokens it was trained on, every epoch anew. A dash where no record of that run lies beside the bundle.",
+    ),
+    (
+        "a target of its own",
+        "A drafter may be trained together with its target, which then has another law than the original. It decodes "
+        "with that target, is compared with plain decoding of it, named plain (drafter), and has no part in the "
+        "ranking, nor in the verdict on the original.",
+    ),
+    (
+        "drift",
+        "How far such a target has moved: both read the answers that the original gives by greedy plain decoding, and "
+        "their laws at T = 1 are compared at every token. KL(original ‖ moved) in nats a token; total variation, the "
+        "share of tokens that the best coupling would draw differently; and the share of positions whose likeliest "
+        "token is the same.",
     ),
     (
         "α",
@@ -208,14 +222,31 @@ def kind_sentence(by_kind: Mapping[str, Mapping[str, Any]]) -> str:
 
 def law_sentence(contenders: Sequence[Mapping[str, Any]]) -> str:
     """Which contenders have the target's law, and which do not."""
-    exact, lossy = ([c["contender"] for c in contenders if c["lossy"] is side] for side in (False, True))
+    lawful, lossy = ([c for c in contenders if c["lossy"] is side] for side in (False, True))
+    moved = [c["contender"] for c in lawful if c.get("baseline", PLAIN) != PLAIN]
+    exact = [c["contender"] for c in lawful if c["contender"] not in moved]
     parts = []
     if exact:
         parts.append(f"Exact in law, whatever is drafted: {', '.join(exact)}.")
+    if moved:
+        parts.append(
+            f"Exact in the law of the target that was trained with it, which is not the original's: {', '.join(moved)}."
+        )
     if lossy:
         verb = "have" if len(lossy) > 1 else "has"
-        parts.append(f"Not exact: {', '.join(lossy)} {verb} another law than the target's, and no part in the verdict.")
+        named = ", ".join(c["contender"] for c in lossy)
+        parts.append(f"Not exact: {named} {verb} another law than the target's, and no part in the verdict.")
     return " ".join(parts)
+
+
+def drift_sentence(name: str, found: Mapping[str, Any]) -> str:
+    """How far a drafter's target has moved from the original, over everything."""
+    total = found["by_kind"]["everything"]
+    return (
+        f"The target that was trained with {name} is not the original: over {plural(total['tokens'], 'token')} of the "
+        f"original's answers its law is {number(total['kl']['value'], 4)} nats a token away, and its likeliest token "
+        f"is the original's at {percent(total['same_argmax']['value'], 1)} of them."
+    )
 
 
 def drafter_sentence(verdict: Mapping[str, Any], trained: str) -> str:
