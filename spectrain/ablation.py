@@ -1,222 +1,193 @@
 """One recipe in several variants and seeds: which setting is better, or whether no difference was found.
 
-All runs share the recipe's prepared answers and features and take as many optimizer steps. They are compared on the
-held-out rows, teacher-forced, conversation by conversation.
-
-Shapes: V variants, S seeds, C conversations, K draft depths, R resamples.
+All runs share the recipe's prepared answers and features and take as many optimizer steps. They are measured on the
+held-out rows, teacher-forced. A run that is finished is not repeated, one that was interrupted goes on.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from itertools import combinations, product
+import re
+import shlex
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
-import numpy as np
-import numpy.typing as npt
+from accelerate import PartialState
 from tqdm import tqdm
 
 from spectrain.bundle import load_drafter
 from spectrain.checkpoints import Metrics
-from spectrain.config import load_recipe
+from spectrain.config import Recipe, load_recipe
 from spectrain.data.batches import collate
 from spectrain.drafters.scoring import score_batch
 from spectrain.errors import SpectrainError
-from spectrain.files import write_json
+from spectrain.evaluation.variants import RowScores, compare, markdown
+from spectrain.files import file_digest, json_digest, write_json
+from spectrain.manifest import MANIFEST_FILE
 from spectrain.pipeline import Prepared, Run
-from spectrain.target import Target
 
-SCHEMA = "spectrain.ablation/1"
-EVERYTHING = "everything"
-RESAMPLES = 4000
-Floats = npt.NDArray[np.float64]
+SETTLES_STEPS = ("epochs", "micro_batch_tokens", "accumulation")
+SCORES = "heldout_scores.json"
 
 
 @dataclass(frozen=True)
 class Variant:
-    """A name and what is overridden under it."""
+    """A name and the overrides that go by it."""
 
     name: str
     overrides: tuple[str, ...]
 
 
+@dataclass(frozen=True)
+class Ablation:
+    """What was asked for. Run ``name-seed`` trains into ``output/name-seed``; ``overrides`` hold for all."""
+
+    recipe: Path
+    overrides: tuple[str, ...]
+    variants: tuple[Variant, ...]
+    seeds: tuple[int, ...]
+    output: Path
+    progress: bool = True
+
+    def folder(self, variant: Variant, seed: int) -> Path:
+        return self.output / f"{variant.name}-{seed}"
+
+    def recipe_of(self, variant: Variant, seed: int) -> Recipe:
+        base = load_recipe(self.recipe, self.overrides)
+        places = {"output": self.folder(variant, seed), "prepared": base.prepared or base.output}
+        own = [f"{key}={json.dumps(str(place))}" for key, place in places.items()]
+        return load_recipe(self.recipe, [*self.overrides, *variant.overrides, f"training.seed={seed}", *own])
+
+
 def parse_variant(text: str) -> Variant:
-    """``NAME: key=value key=value``; no override at all is the recipe as it is."""
+    """``NAME: key.path=value ...``, quoted as in a shell; without overrides it is the recipe as it is."""
     name, colon, rest = text.partition(":")
-    name = name.strip()
-    if not colon or not name or not name.replace("_", "").replace("-", "").isalnum():
+    wanted = "expected NAME: key.path=value ..., for instance 'high: optim.lr=2e-3'"
+    if not colon or not re.fullmatch(r"[A-Za-z0-9][\w.-]*", name.strip()):
+        raise SpectrainError(f"--variant {text!r}: {wanted}; a name has letters, digits and any of _ . -")
+    try:
+        overrides = tuple(shlex.split(rest))
+    except ValueError as error:
+        raise SpectrainError(f"--variant {text!r}: {error}; {wanted}") from None
+    if broken := [part for part in overrides if not re.match(r"[^=\s]+=", part)]:
         raise SpectrainError(
-            f"--variant {text!r}: expected NAME: key.path=value ..., for instance 'high: optim.lr=2e-3'"
+            f"--variant {text!r}: {broken[0]!r} is no override; {wanted}, values with spaces in quotes"
         )
-    return Variant(name, tuple(rest.split()))
+    return Variant(name.strip(), overrides)
 
 
-def run_ablation(recipe: Path, overrides: Sequence[str], variants: Sequence[Variant], seeds: Sequence[int],
-                 output: Path, *, progress: bool = True) -> Path:  # fmt: skip
-    """Train every variant with every seed into ``output/NAME-SEED`` and compare them; the path of ``ablation.json``.
+def run_ablation(ablation: Ablation) -> Path:
+    """Train and measure whatever is not there yet, compare, and leave ``ablation.json`` in the output folder.
 
-    Finished runs are not repeated, interrupted ones go on. Raises SpectrainError for a variant or seed that is there
-    twice, for variants that take unlike numbers of steps, and for whatever a recipe may be wrong in.
+    SpectrainError before anything is trained for variants or seeds given twice, for variants of other data, another
+    target or another number of steps, and for whatever a recipe may be wrong in.
     """
-    for what, values in (("--variant", [v.name for v in variants]), ("--seeds", list(map(str, seeds)))):
-        if len(set(values)) < len(values) or not values:
-            raise SpectrainError(f"{what}: found {', '.join(values) or 'none'}, expected each once and one at least")
-    prepared = load_recipe(recipe, overrides).prepared or str(output / "prepared")
-
-    def run_of(variant: Variant, seed: int) -> Run:
-        folder = output / f"{variant.name}-{seed}"
-        own = [f"training.seed={seed}", f"prepared={prepared}", f"output={folder}"]
-        return Run(load_recipe(recipe, [*overrides, *variant.overrides, *own]), progress=progress)
-
-    for variant, seed in product(variants, seeds):  # a mistake in the last one must not show after the others
-        run_of(variant, seed)
-    bundles: dict[tuple[str, int], Path] = {}
-    steps: dict[str, int] = {}
-    for variant, seed in product(variants, seeds):
-        run = run_of(variant, seed)
-        run.say(f"--- {variant.name}, seed {seed}")
-        bundles[variant.name, seed] = run.train()
-        steps[variant.name] = Metrics(run.folder / "training" / "metrics.jsonl").read()[-1]["step"]
-    if len(set(steps.values())) > 1:
-        raise SpectrainError(f"variants differ in optimizer steps, {steps}; compare runs of as many")
-    judge = run_of(variants[0], seeds[0])
-    document = compare_variants(bundles, judge.target, judge.prepare(), progress=progress)
-    document |= {
-        "recipe": recipe.name,
-        "overrides": list(overrides),
-        "variants": {variant.name: list(variant.overrides) for variant in variants},
+    base = Run(load_recipe(ablation.recipe, ablation.overrides), progress=ablation.progress)
+    runs = [(variant, seed) for seed in ablation.seeds for variant in ablation.variants]
+    _check(ablation, base.recipe, runs)
+    prepared = base.prepare()
+    rows = prepared.heldout_rows
+    del base.target  # every run loads its own
+    scores: dict[str, list[RowScores]] = {variant.name: [] for variant in ablation.variants}
+    for number, (variant, seed) in enumerate(runs, 1):
+        base.say(f"run {number} of {len(runs)}: {variant.name}, seed {seed}")
+        scores[variant.name].append(_trained_and_measured(ablation, variant, seed, prepared))
+    steps = {name: [one.steps for one in found] for name, found in scores.items()}
+    if len({tuple(found) for found in steps.values()}) > 1:  # seeds may differ: each packs batches of its own
+        raise SpectrainError(f"variants differ in optimizer steps, by seed: {steps}; nothing is compared")
+    document = {
+        "recipe": ablation.recipe.name,
+        "overrides": list(ablation.overrides),
+        "variants": {variant.name: list(variant.overrides) for variant in ablation.variants},
+        "seeds": list(ablation.seeds),
         "steps": next(iter(steps.values())),
+        **compare(scores, [row.conversation for row in rows], [row.kind for row in rows]),
     }
-    path = output / "ablation.json"
+    path = ablation.output / "ablation.json"
     write_json(path, document)
     return path
 
 
-def compare_variants(bundles: Mapping[tuple[str, int], Path], target: Target, prepared: Prepared, *, depths: int = 5,
-                    progress: bool = True) -> dict[str, Any]:  # fmt: skip
-    """Acceptance probability at T=1 of every variant's bundles on the held-out rows, by kind, and their differences.
-
-    ``bundles``: (variant, seed) → folder; every variant with the same seeds. Intervals resample conversations and
-    seeds, both variants of a pair alike.
-    """
-    variants = list(dict.fromkeys(name for name, _ in bundles))
-    seeds = [seed for name, seed in bundles if name == variants[0]]
-    scores: dict[str, list[tuple[Floats, Floats]]] = {name: [] for name in variants}
-    for name in tqdm([n for n in variants for _ in seeds], desc="held-out rows", unit="run", disable=not progress):
-        bundle = bundles[name, seeds[len(scores[name])]]
-        scores[name].append(_scores(bundle, target, prepared, depths))
-    kinds = list({row.conversation: row.kind for row in prepared.heldout_rows}.values())
-    groups = [*dict.fromkeys(kind.split("/")[0] for kind in kinds), EVERYTHING]
-    measures = {"alpha_first": slice(0, 1), "alpha_all_depths": slice(None)}
-    rows, differences = [], []
-    for group in groups:
-        chosen = np.array([group in (EVERYTHING, kind.split("/")[0]) for kind in kinds])
-        if chosen.sum() < 2:
-            continue
-        for measure, part in measures.items():
-            table = {name: _table(scores[name], chosen, part) for name in variants}
-            draws = {name: _resampled(*table[name]) for name in variants}
-            about = {"kind": group, "measure": measure}
-            rows += [{**about, "variant": name, **_interval(_rate(*table[name]), draws[name])} for name in variants]
-            differences += [
-                {**about, "variant": a, "against": b,
-                 **_interval(_rate(*table[a]) - _rate(*table[b]), draws[a] - draws[b])}
-                for b, a in combinations(variants, 2)
-            ]  # fmt: skip
-    return {"schema": SCHEMA, "seeds": seeds, "conversations": len(kinds), "rows": rows, "differences": differences}
+def _check(ablation: Ablation, base: Recipe, runs: Sequence[tuple[Variant, int]]) -> None:
+    """What would only show after hours, before anything is trained."""
+    for what, values in (("--variant", [v.name for v in ablation.variants]), ("--seeds", [*map(str, ablation.seeds)])):
+        if not values or len(set(values)) < len(values):
+            raise SpectrainError(f"{what}: found {', '.join(values) or 'none'}, expected one or more, each once")
+    if PartialState().num_processes > 1:
+        raise SpectrainError("an ablation is one process; start it with python, not with accelerate launch or torchrun")
+    first = ablation.recipe_of(*runs[0])
+    for variant, seed in runs:
+        recipe, who = ablation.recipe_of(variant, seed), f"variant {variant.name!r}"
+        if Path(recipe.output).resolve() == Path(base.output).resolve():
+            raise SpectrainError(f"--output: {base.output} is the recipe's own output; choose another folder")
+        for part in ("target", "data", "regenerate"):
+            if getattr(recipe, part) != getattr(base, part):
+                raise SpectrainError(f"{who} changes {part}, but all train on the recipe's own prepared rows; "
+                                     f"override it for all, after the recipe")  # fmt: skip
+        for key in SETTLES_STEPS:
+            found, wanted = getattr(recipe.training, key), getattr(first.training, key)
+            if found != wanted:
+                raise SpectrainError(f"{who} has training.{key} = {found}, {runs[0][0].name!r} has {wanted}, but all "
+                                     "take as many steps; override it for all, after the recipe")  # fmt: skip
 
 
-def _scores(bundle: Path, target: Target, prepared: Prepared, depths: int) -> tuple[Floats, Floats]:
-    """Sums of acceptance probabilities and counts of positions [C, K], of all rows of a conversation."""
-    drafter, _, _ = load_drafter(bundle, target)
-    place = {name: i for i, name in enumerate(dict.fromkeys(row.conversation for row in prepared.heldout_rows))}
-    sums_CK, counts_CK = np.zeros((2, len(place), len(drafter.shifts(depths))))
-    for number, row in enumerate(prepared.heldout_rows):
-        batch = collate(prepared.heldout_store, [number], target.device)
-        found = score_batch(drafter, batch, target.head, depths)
-        sums_CK[place[row.conversation]] += found.alpha
-        counts_CK[place[row.conversation]] += found.positions
-    return sums_CK, counts_CK
+def _trained_and_measured(ablation: Ablation, variant: Variant, seed: int, prepared: Prepared) -> RowScores:
+    """One run from wherever it stands to its scores, which lie beside what they were measured with."""
+    recipe, path = ablation.recipe_of(variant, seed), ablation.folder(variant, seed) / SCORES
+    settings = json_digest([recipe.model_dump(mode="json"), prepared.train_store.key, prepared.heldout_store.key])
+    manifest = ablation.folder(variant, seed) / "bundle" / MANIFEST_FILE
+    if path.is_file() and manifest.is_file():
+        try:
+            found = json.loads(path.read_text(encoding="utf-8"))
+            if (found["settings"], found["bundle"]) == (settings, file_digest(manifest)):
+                return RowScores(**found["scores"])
+        except (ValueError, KeyError, TypeError) as error:
+            raise SpectrainError(f"{path} is damaged ({error!r}); delete it and run again") from error
+    Run(recipe, progress=ablation.progress).train()
+    scores = _measure(recipe, ablation.progress)
+    write_json(path, {"settings": settings, "bundle": file_digest(manifest), "scores": asdict(scores)})
+    return scores
 
 
-def _table(scores: Sequence[tuple[Floats, Floats]], chosen: Any, part: slice) -> tuple[Floats, Floats]:
-    """Sums and counts [S, C] over the depths of ``part``, of the chosen conversations."""
-    sums_SC, counts_SC = (np.stack([both[side][chosen][:, part].sum(1) for both in scores]) for side in (0, 1))
-    return sums_SC, counts_SC
-
-
-def _rate(sums_SC: Floats, counts_SC: Floats) -> float:
-    return float(sums_SC.sum() / counts_SC.sum())
-
-
-def _resampled(sums_SC: Floats, counts_SC: Floats, seed: int = 0) -> Floats:
-    """The rate in every resample [R]: the same draws whatever is asked of them, so that pairs are paired."""
-    rng = np.random.default_rng(seed)
-    S, C = sums_SC.shape
-    seed_RS = rng.multinomial(S, [1 / S] * S, size=RESAMPLES).astype(np.float64)
-    chat_RC = rng.multinomial(C, [1 / C] * C, size=RESAMPLES).astype(np.float64)
-    top, bottom = (np.einsum("rs,sc,rc->r", seed_RS, side, chat_RC, optimize=True) for side in (sums_SC, counts_SC))
-    return np.asarray(top / bottom)
-
-
-def _interval(value: float, draws_R: Floats) -> dict[str, float]:
-    low, high = np.quantile(draws_R, [0.025, 0.975])
-    return {"value": value, "low": float(low), "high": float(high)}
-
-
-def in_words(difference: Mapping[str, Any]) -> str:
-    """What a difference says of its variant."""
-    if difference["low"] > 0:
-        return "better"
-    return "worse" if difference["high"] < 0 else "no difference found"
-
-
-def markdown(document: Mapping[str, Any]) -> str:
-    """The tables of a document."""
-    names = {"alpha_first": "first depth", "alpha_all_depths": "all depths"}
-    lines = [
-        f"Acceptance probability α at T=1, teacher-forced on {document['conversations']} held-out rows; seeds "
-        f"{', '.join(map(str, document['seeds']))}; 95% intervals over conversations and seeds.", "",
-        "| kind | positions | variant | α | difference | |", "| --- | --- | --- | --- | --- | --- |",
-    ]  # fmt: skip
-    against = {(d["kind"], d["measure"], d["variant"]): d for d in reversed(document["differences"])}
-    for row in document["rows"]:
-        found = against.get((row["kind"], row["measure"], row["variant"]))
-        told = ("", "") if found is None else (f"{_shown(found, '+')} to {found['against']}", in_words(found))
-        cells = (row["kind"], names[row["measure"]], row["variant"], _shown(row), *told)
-        lines.append(f"| {' | '.join(cells)} |")
-    return "\n".join(lines)
-
-
-def _shown(value: Mapping[str, float], sign: str = "") -> str:
-    return f"{value['value']:{sign}.4f} ({value['low']:{sign}.4f} to {value['high']:{sign}.4f})"
+def _measure(recipe: Recipe, progress: bool) -> RowScores:
+    """Score a run's bundle row by row, with a target of its own: training may have changed the run's."""
+    run = Run(recipe, progress=False)
+    drafter, _, _ = load_drafter(run.bundle, run.target)
+    store = run.prepare().heldout_store
+    rows = tqdm(range(len(store)), desc="held-out rows", unit="row", disable=not progress)
+    batches = (collate(store, [row], run.target.device) for row in rows)
+    found = [score_batch(drafter, batch, run.target.head, recipe.training.validation_depths) for batch in batches]
+    steps = Metrics(run.folder / "training" / "metrics.jsonl").read()[-1]["step"]
+    return RowScores([[*s.alpha, s.committed] for s in found], [[*s.positions, s.rounds] for s in found], steps)
 
 
 def ablation(arguments: Sequence[str], name: str = "ablation") -> None:
     """The command."""
     parser = argparse.ArgumentParser(
         prog=name, allow_abbrev=False, formatter_class=argparse.RawDescriptionHelpFormatter,
-        description="Train variants of one recipe with several seeds on the same answers and features, and compare\n"
-        "their acceptance probability on the held-out rows, with intervals over conversations and seeds. Finished\n"
-        "runs are not repeated, interrupted ones go on.",
-        epilog=f"example:\n  {name} recipes/smollm2-135m-instruct/medusa.yaml --output runs/losses \\\n"
-        "      --variant 'kl: loss.terms={forward_kl:1}' --variant 'lk: loss.terms={lk_hybrid:1}' training.epochs=1",
+        description="Train one recipe in several variants, each with several seeds, and say which accepts more.\n\n"
+        "All runs train on the same prepared answers and features (the recipe's own, prepared first if need be) with\n"
+        "as many optimizer steps. Each bundle is measured on the held-out rows, teacher-forced: acceptance\n"
+        "probability at T=1 by draft depth, and tokens per round at T=0. A difference is told as better, worse or no\n"
+        "difference found, with a 95% interval over conversations and seeds. Interrupted, the same command goes on;\n"
+        "finished runs are kept.",
+        epilog=f"example:\n  {name} recipes/smollm2-135m-instruct/medusa.yaml --seeds 0,1,2 \\\n"
+        "      --variant 'slow: optim.lr=5e-4' --variant 'fast: optim.lr=2e-3' --output runs/rates training.epochs=2\n"
+        "\nexit codes: 0 done; 1 disk or permissions; 2 bad input; 130 interrupted",
     )  # fmt: skip
-    parser.add_argument("recipe", help="a YAML recipe")
-    parser.add_argument("overrides", nargs="*", metavar="key.path=value", help="of all variants")
-    parser.add_argument("--variant", action="append", required=True, metavar="'NAME: key=value ...'",
-                        help="a setting to try, several times; 'base:' is the recipe as it is")  # fmt: skip
+    parser.add_argument("recipe", help="a YAML recipe; the ones that ship lie in recipes/")
+    parser.add_argument("overrides", nargs="*", metavar="key.path=value", help="keys of the recipe, for all variants")
+    parser.add_argument("--variant", action="append", required=True, metavar="'NAME: key.path=value ...'",
+                        help="what a variant overrides; give one or more. 'base:' is the recipe as it is; each is "
+                        "told against those before it")  # fmt: skip
     parser.add_argument("--seeds", default="0,1,2", help="training seeds, with commas (default: %(default)s)")
-    parser.add_argument("--output", required=True, metavar="DIR", help="where runs and ablation.json go")
+    parser.add_argument("--output", required=True, metavar="DIR", help="for NAME-SEED/, a run each, and ablation.json")
     options = parser.parse_intermixed_args(arguments)
-    try:
-        seeds = [int(seed) for seed in options.seeds.split(",")]
-    except ValueError:
-        raise SpectrainError(f"--seeds {options.seeds!r}: expected whole numbers with commas, such as 0,1,2") from None
-    variants = [parse_variant(text) for text in options.variant]
-    path = run_ablation(Path(options.recipe), options.overrides, variants, seeds, Path(options.output))
+    if not re.fullmatch(r"\d+(,\d+)*", options.seeds):
+        raise SpectrainError(f"--seeds {options.seeds!r}: expected whole numbers with commas, for instance 0,1,2")
+    variants, seeds = tuple(map(parse_variant, options.variant)), tuple(map(int, options.seeds.split(",")))
+    asked = Ablation(Path(options.recipe), tuple(options.overrides), variants, seeds, Path(options.output))
+    path = run_ablation(asked)
     print(f"{markdown(json.loads(path.read_text(encoding='utf-8')))}\n\nnumbers: {path}")

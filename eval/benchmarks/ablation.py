@@ -1,4 +1,4 @@
-"""Compare variants of a recipe over several seeds: python eval/benchmarks/ablation.py RECIPE --variant 'a: ...'"""
+"""Compare variants of a recipe over several seeds: python eval/benchmarks/ablation.py RECIPE --variant 'NAME: ...'."""
 
 from spectrain.ablation import ablation
 from spectrain.cli import script

@@ -4,8 +4,7 @@ Head d at position t reads the target's last hidden state there, after the final
 alone: what was drafted before makes no difference to it. So every head is computed once a round, and all nodes of a
 depth share its law. Drawing each node from that law on its own is exact: it is the law that the node was drawn from.
 
-A head is W2 (h + SiLU(W1 h + b)). W1 and b start at zero and W2 as the target's head, so an untrained drafter says at
-every depth what the target says of the next token.
+A head is W2 (h + SiLU(W1 h + b)). W1 and b start at zero and W2 as the target's head: untrained, it says what that says.
 
 The target is frozen (Medusa-1), or trained with the heads by low-rank adapters and saved beside them (Medusa-2): then
 the heads are warmed up on the target as it is, and later the moved target is held to the original's law, which is the
@@ -297,7 +296,5 @@ def _check_same(stored_VH: Tensor, head_VH: Tensor) -> None:
     stored_VH, head_VH = stored_VH.to(head_VH.device).float(), head_VH.float()
     if not torch.allclose(stored_VH, head_VH, rtol=2**-7, atol=1e-7):
         gap = float((stored_VH - head_VH).abs().max())
-        raise SpectrainError(
-            f"the head stored with these Medusa heads, lm_heads.0.weight, is not this target's: they differ by up to "
-            f"{gap:.3g}. Load the target that the heads were trained for"
-        )
+        raise SpectrainError(f"the head stored with these Medusa heads, lm_heads.0.weight, is not this target's: they "
+                             f"differ by up to {gap:.3g}. Load the target that the heads were trained for")  # fmt: skip
