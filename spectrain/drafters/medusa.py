@@ -4,7 +4,7 @@ Head d at position t reads the target's last hidden state there, after the final
 alone: what was drafted before makes no difference to it. So every head is computed once a round, and all nodes of a
 depth share its law. Drawing each node from that law on its own is exact: it is the law that the node was drawn from.
 
-A head is W2 (h + SiLU(W1 h + b)). W1 and b start at zero and W2 as the target's head: untrained, it says what that says.
+A head is W2 (h + SiLU(W1 h + b)), at first with W1 and b zero and W2 as the target's head, so it says what that says.
 
 The target is frozen (Medusa-1), or trained with the heads by low-rank adapters and saved beside them (Medusa-2): then
 the heads are warmed up on the target as it is, and later the moved target is held to the original's law, which is the
