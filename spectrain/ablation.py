@@ -163,31 +163,12 @@ def _measure(recipe: Recipe, progress: bool) -> RowScores:
     return RowScores([[*s.alpha, s.committed] for s in found], [[*s.positions, s.rounds] for s in found], steps)
 
 
-def ablation(arguments: Sequence[str], name: str = "ablation") -> None:
-    """The command."""
-    parser = argparse.ArgumentParser(
-        prog=name, allow_abbrev=False, formatter_class=argparse.RawDescriptionHelpFormatter,
-        description="Train one recipe in several variants, each with several seeds, and say which accepts more.\n\n"
-        "All runs train on the same prepared answers and features (the recipe's own, prepared first if need be) with\n"
-        "as many optimizer steps. Each bundle is measured on the held-out rows, teacher-forced: acceptance\n"
-        "probability at T=1 by draft depth, and tokens per round at T=0. A difference is told as better, worse or no\n"
-        "difference found, with a 95% interval over conversations and seeds. Interrupted, the same command goes on;\n"
-        "finished runs are kept.",
-        epilog=f"example:\n  {name} recipes/smollm2-135m-instruct/medusa.yaml --seeds 0,1,2 \\\n"
-        "      --variant 'slow: optim.lr=5e-4' --variant 'fast: optim.lr=2e-3' --output runs/rates training.epochs=2\n"
-        "\nexit codes: 0 done; 1 disk or permissions; 2 bad input; 130 interrupted",
-    )  # fmt: skip
-    parser.add_argument("recipe", help="a YAML recipe; the ones that ship lie in recipes/")
-    parser.add_argument("overrides", nargs="*", metavar="key.path=value", help="keys of the recipe, for all variants")
-    parser.add_argument("--variant", action="append", required=True, metavar="'NAME: key.path=value ...'",
-                        help="what a variant overrides; give one or more. 'base:' is the recipe as it is; each is "
-                        "told against those before it")  # fmt: skip
-    parser.add_argument("--seeds", default="0,1,2", help="training seeds, with commas (default: %(default)s)")
-    parser.add_argument("--output", required=True, metavar="DIR", help="for NAME-SEED/, a run each, and ablation.json")
-    options = parser.parse_intermixed_args(arguments)
+def ablate(options: argparse.Namespace) -> Path:
+    """Train, measure and print what was asked for; the path of ``ablation.json``."""
     if not re.fullmatch(r"\d+(,\d+)*", options.seeds):
         raise SpectrainError(f"--seeds {options.seeds!r}: expected whole numbers with commas, for instance 0,1,2")
     variants, seeds = tuple(map(parse_variant, options.variant)), tuple(map(int, options.seeds.split(",")))
     asked = Ablation(Path(options.recipe), tuple(options.overrides), variants, seeds, Path(options.output))
     path = run_ablation(asked)
     print(f"{markdown(json.loads(path.read_text(encoding='utf-8')))}\n\nnumbers: {path}")
+    return path

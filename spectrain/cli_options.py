@@ -53,3 +53,12 @@ def measurement(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--conversations", type=int, help="measure this many, spread over the kinds (default: all)")
     parser.add_argument("--dtype", default="float32", help="dtype of the target (default: %(default)s)")
     parser.add_argument("--seed", type=int, default=0, help="seed of sampling and of the order (default: %(default)s)")
+
+
+def variants(parser: argparse.ArgumentParser) -> None:
+    """What is tried against each other."""
+    parser.add_argument("--variant", action="append", required=True, metavar="'NAME: key.path=value ...'",
+                        help="what a variant overrides; give one or more. 'base:' is the recipe as it is; each is "
+                        "told against those before it")  # fmt: skip
+    parser.add_argument("--seeds", default="0,1,2", help="training seeds, with commas (default: %(default)s)")
+    parser.add_argument("--output", required=True, metavar="DIR", help="for NAME-SEED/, a run each, and ablation.json")

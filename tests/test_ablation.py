@@ -10,8 +10,9 @@ import numpy as np
 import pytest
 
 from spectrain import ablation as module
-from spectrain.ablation import Ablation, Variant, ablation, parse_variant, run_ablation
+from spectrain.ablation import Ablation, Variant, parse_variant, run_ablation
 from spectrain.bundle import read_bundle
+from spectrain.cli import ablation
 from spectrain.config import load_recipe
 from spectrain.errors import SpectrainError
 from spectrain.evaluation import variants
@@ -301,7 +302,7 @@ def test_overrides_may_stand_on_both_sides_of_the_options(monkeypatch, tmp_path)
 
 @pytest.mark.slow
 def test_the_door_teaches():
-    door = ROOT / "eval" / "benchmarks" / "ablation.py"
+    door = ROOT / "eval" / "ablation.py"
     told = subprocess.run([sys.executable, str(door), "--help"], capture_output=True, text=True, check=True).stdout
     for word in ("--variant", "--seeds", "example:", "finished runs are kept", "exit codes"):
         assert word in told

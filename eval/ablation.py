@@ -1,0 +1,6 @@
+"""Compare variants of a recipe over several seeds: python eval/ablation.py RECIPE --variant NAME:key=value --output DIR."""
+
+from spectrain.cli import ablation, script
+
+if __name__ == "__main__":
+    script(ablation, "eval/ablation.py")
