@@ -1,4 +1,4 @@
-"""Compare variants of a recipe over several seeds: python eval/ablation.py RECIPE --variant NAME:key=value --output DIR."""
+"""Variants of a recipe over several seeds: python eval/ablation.py RECIPE --variant "a: key=value" --output DIR."""
 
 from spectrain.cli import ablation, script
 
