@@ -34,7 +34,7 @@ ELSEWHERE = {
 
 
 class _Part(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
 
 class TargetConfig(_Part):
@@ -108,6 +108,19 @@ class Recipe(_Part):
                 check_shape(filled(tree), deepest=deepest, columns=columns, trees=True, name=self.drafter.type)
             except SpectrainError as error:
                 raise ValueError(f"evaluation.trees: {error}") from error
+        return self
+
+    @model_validator(mode="after")
+    def _chains_can_be_filled(self) -> Recipe:
+        """What would else only show when hours of preparation or training are over."""
+        deepest, _ = self.drafter.limits
+        asked = {"evaluation.k": min(self.evaluation.k)}  # longer ones are left out where they do not fit
+        if self.training.on_policy is not None:
+            asked["training.on_policy.k"] = self.training.on_policy.k
+        for key, k in asked.items():
+            if deepest is not None and k > deepest:
+                raise ValueError(f"{key}: found {k}, but this {self.drafter.type} drafter drafts at most {deepest} "
+                                 "tokens ahead; lower it")  # fmt: skip
         return self
 
 

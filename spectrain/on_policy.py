@@ -43,7 +43,7 @@ from spectrain.target import FeatureBatch, Target
 class OnPolicyConfig(BaseModel):
     """How many micro-batches are on-policy, and how their text is written."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
     share: float = Field(0.5, gt=0, lt=1, description="of all micro-batches; the prepared rows still come every epoch")
     prefixes: Literal["draft", "rounds"] = Field("draft", description="the drafter's own text, or decoded text")
     refresh: int = Field(100, ge=1, description="optimizer steps between one generation and the next")

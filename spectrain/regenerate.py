@@ -30,7 +30,7 @@ from spectrain.target import Target
 class RegenerateConfig(BaseModel):
     """How the target answers the prompts that a drafter will be trained on."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
     sampler: Sampler = Field(default_factory=Sampler, description="the one you serve with")
     max_new_tokens: int = Field(256, ge=1)
     batch_size: int = Field(48, ge=1)

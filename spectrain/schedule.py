@@ -17,7 +17,7 @@ from spectrain.on_policy import OnPolicyConfig
 class OptimConfig(BaseModel):
     """AdamW with warm-up and cosine, in optimizer steps whatever the number of processes."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
     lr: float = Field(5e-5, gt=0)
     betas: tuple[float, float] = (0.9, 0.95)
     weight_decay: float = Field(0.0, ge=0)
@@ -40,7 +40,7 @@ class OptimConfig(BaseModel):
 class TrainingConfig(BaseModel):
     """How long, how much at once, and what to write."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
     epochs: int = Field(4, ge=1)
     micro_batch_tokens: int = Field(2048, ge=1, description="padded tokens of one forward on one process")
     accumulation: int = Field(1, ge=1, description="micro-batches of prepared rows a process adds up before a step")

@@ -330,3 +330,15 @@ def test_bundles_are_found_in_a_folder_or_on_the_hub(folder, monkeypatch):
 def test_names_that_are_neither_are_refused():
     with pytest.raises(SpectrainError, match="neither a folder nor a Hub id"):
         resolve_bundle("./not/a/folder")
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "named"),
+    [("type", "medusa", "drafter.type: Input should be 'eagle3'"), ("depths", "x", "drafter.depths: Input should be")],
+)
+def test_settings_of_a_drafter_that_do_not_fit_are_named(folder, key, value, named):
+    """What the manifest says of its drafter is read when the drafter is made."""
+    edit_manifest(folder, lambda manifest: manifest["drafter"].update({key: value}))
+    contents = read_bundle(folder)
+    with pytest.raises(SpectrainError, match=f"spectrain.json: {named}"):
+        speculators_eagle3.to_drafter(contents.settings, contents.tensors, contents.manifest.drafter)

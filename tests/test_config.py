@@ -293,3 +293,25 @@ def test_a_recipe_cannot_be_changed(write):
     recipe = load_recipe(write())
     with pytest.raises(ValueError, match="frozen"):
         recipe.training.epochs = 3
+
+
+@pytest.mark.parametrize(
+    ("override", "named"),
+    [
+        (
+            "training.on_policy={share: 0.5}",
+            r"training\.on_policy\.k: found 5, but this medusa drafter drafts at most 4",
+        ),
+        ("evaluation.k=[5, 6]", r"evaluation\.k: found 5, but this medusa drafter drafts at most 4"),
+        ("loss.regression=.inf", r"loss\.regression: Input should be a finite number"),
+        ("optim.lr=.nan", r"optim\.lr: Input should be a finite number"),
+        ("drafter.joint={alpha: .inf}", r"drafter.*joint\.alpha: Input should be a finite number"),
+    ],
+)
+def test_what_would_fail_after_hours_fails_when_the_recipe_is_read(override, named):
+    with pytest.raises(SpectrainError, match=named):
+        load_recipe("recipes/smollm2-135m-instruct/medusa.yaml", [override])
+
+
+def test_a_chain_that_only_a_baseline_fills_is_left_to_it():
+    assert load_recipe("recipes/smollm2-135m-instruct/medusa.yaml", ["evaluation.k=[2, 5]"]).evaluation.k == (2, 5)

@@ -28,7 +28,7 @@ NAME = "default"
 class LoraSettings(BaseModel):
     """Adapters in all linear layers but the head. They alone train, in float32."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
     rank: int = Field(16, ge=1, description="inner size of the adapter of each linear layer")
     alpha: float = Field(32.0, gt=0, description="an adapter's output is scaled by alpha / rank")
     keep_adapter: bool = Field(

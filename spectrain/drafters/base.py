@@ -15,9 +15,9 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, ValidationError
 from torch import Tensor, nn
 
 from spectrain.errors import SpectrainError
@@ -32,9 +32,21 @@ OWN_TARGET = "target"
 class DrafterConfig(BaseModel):
     """What a recipe says about a drafter; each family adds its own fields and its literal ``type``."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     type: str
+
+    @classmethod
+    def recorded(cls, values: Mapping[str, Any]) -> Self:
+        """The settings that a bundle's manifest keeps of its drafter; SpectrainError names the key that is wrong."""
+        try:
+            return cls.model_validate(dict(values))
+        except ValidationError as error:
+            first = error.errors()[0]
+            key = ".".join(map(str, ("drafter", *first["loc"])))
+            raise SpectrainError(
+                f"spectrain.json: {key}: {first['msg']} (found {first['input']!r:.80}); it does not fit this checkpoint"
+            ) from error
 
     @property
     def trainable(self) -> bool:

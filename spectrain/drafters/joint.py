@@ -29,7 +29,7 @@ class JointConfig(BaseModel):
     """How the target is trained with its drafter. It becomes another model: what it says is no longer what the
     original said, by as much as the report's drift tells."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
     rank: int = Field(32, ge=1, description="of the adapter of each linear layer")
     alpha: float = Field(16.0, gt=0, description="the adapter's output is scaled by alpha / rank")
     anchor: float = Field(

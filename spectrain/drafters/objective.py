@@ -41,7 +41,7 @@ def _forward_kl_alone() -> dict[LossName, float]:
 class LossConfig(BaseModel):
     """Which per-position losses, what else counts beside them, whose law is learnt, and how much each depth counts."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
     terms: dict[LossName, float] = Field(
         default_factory=_forward_kl_alone, description="losses that are added up, each by its weight"
     )

@@ -74,7 +74,7 @@ class AcceptanceConfig(BaseModel):
     Chains are measured under every rule of ``verification``, trees under the one there is for them.
     """
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
     k: tuple[Length, ...] = Field((3, 5), min_length=1, description="draft tokens a round; each is a contender")
     trees: AskedTrees = Field((), description="contenders for every drafter that fills trees")
     verification: tuple[Verification, ...] = Field(("token",), min_length=1)

@@ -40,7 +40,7 @@ class ExactnessConfig(BaseModel):
     ``tolerance`` is the largest gap of logits that counts as a tie; None: what rounding in the target's dtype explains.
     """
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
     prompts: int | None = Field(64, ge=1)
     max_new_tokens: int = Field(128, ge=2)
     batch: tuple[Annotated[int, Field(ge=1, le=4096)], ...] = Field((1, 5), min_length=1)

@@ -62,7 +62,7 @@ def to_drafter(
 
     An ``embed_tokens.weight`` of which no manifest says that it was trained is left out: drafters borrow the target's.
     """
-    own = EagleConfig() if config is None else EagleConfig.model_validate(dict(config))
+    own = EagleConfig() if config is None else EagleConfig.recorded(config)
     drafter = EagleDrafter(own, read_layer(settings.layer_config))
     drafter.load_state_dict(chosen(tensors, own.embedding))
     return drafter

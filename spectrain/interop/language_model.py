@@ -56,7 +56,7 @@ def to_drafter(
     settings: LanguageModelSettings, tensors: Mapping[str, Tensor], config: Mapping[str, Any] | None
 ) -> LanguageModelDrafter:
     """The drafter of a checkpoint; ``config`` is its manifest's, or None for a checkpoint made elsewhere."""
-    own = LanguageModelConfig() if config is None else LanguageModelConfig.model_validate(dict(config))
+    own = LanguageModelConfig() if config is None else LanguageModelConfig.recorded(config)
     capped = getattr(settings.config, "attn_logit_softcapping", None)
     architecture: Any = MODEL_FOR_CAUSAL_LM_MAPPING[type(settings.config)]
     model = architecture.from_pretrained(

@@ -75,7 +75,7 @@ def to_drafter(
     Blocks without biases get biases of zero.
     """
     known = MedusaConfig(heads=settings.heads, layers=settings.layers, head="shared" if settings.shared else "own")
-    own = known if config is None else MedusaConfig.model_validate(dict(config))
+    own = known if config is None else MedusaConfig.recorded(config)
     if own.model_copy(update={"joint": None}) != known:
         raise SpectrainError(f"the manifest says {own!r} of these Medusa heads, their config.json {known!r}")
     drafter = MedusaDrafter(own, settings.hidden_size, settings.vocab_size)

@@ -98,7 +98,7 @@ def to_drafter(
     """
     embedding: Literal["target", "own"] = "own" if settings.embed_requires_grad else "target"
     known = Eagle3Config(draft_vocab_size=settings.draft_vocab_size, tap_layers=settings.taps, embedding=embedding)
-    own = known if config is None else Eagle3Config.model_validate(dict(config))
+    own = known if config is None else Eagle3Config.recorded(config)
     if own.embedding != embedding:
         raise SpectrainError(
             f"the EAGLE-3 checkpoint has embed_requires_grad {settings.embed_requires_grad}, its manifest says "
