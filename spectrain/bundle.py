@@ -42,6 +42,7 @@ __all__ = [
     "save_bundle",
     "save_drafter",
     "target_of",
+    "unbound_drafter",
 ]
 ADDED_LATER = {"README.md", "acceptance.json", "ranks.json"}
 _LIBRARIES = ("torch", "transformers", "tokenizers", "safetensors", "huggingface_hub")
@@ -158,11 +159,15 @@ def load_drafter(
     contents = read_bundle(resolve_bundle(name, revision))
     identity = tokenizer_identity(target.tokenizer, contents.manifest.tokenizer.eos_ids)
     notes = check_pairing(contents, identity, target.identity())
-    format_ = interop.format_of_config(contents.config, str(contents.folder))
-    drafter = format_.to_drafter(contents.settings, contents.tensors, contents.manifest.drafter)
-    drafter = drafter.to(device=target.device).eval()
+    drafter = unbound_drafter(contents).to(device=target.device).eval()
     drafter.bind(target)
     return drafter, contents, (*contents.notes, *notes)
+
+
+def unbound_drafter(contents: BundleContents) -> TrainableDrafter:
+    """The drafter of a bundle that was read, without any target."""
+    format_ = interop.format_of_config(contents.config, str(contents.folder))
+    return format_.to_drafter(contents.settings, contents.tensors, contents.manifest.drafter)
 
 
 def read_bundle(folder: Path | str) -> BundleContents:

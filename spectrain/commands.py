@@ -34,7 +34,7 @@ from spectrain.files import write_json
 from spectrain.identity import compare_targets
 from spectrain.interop.gguf import convert_gguf as convert
 from spectrain.interop.gguf import package_folder
-from spectrain.manifest import TargetRecord, read_manifest, target_of
+from spectrain.manifest import TargetRecord, read_manifest, target_record
 from spectrain.shapes import Children, DynamicTree, StaticTree
 from spectrain.target import Target, load_target
 
@@ -121,9 +121,6 @@ def tree(options: argparse.Namespace) -> None:
         raise SpectrainError(f"{low} {sizes[low]}: expected a whole number of at least 1")
     conversations = choose(load_conversations(options.traffic), options.conversations, 0)
     folder = resolve_bundle(options.bundle)
-    manifest = read_manifest(folder)
-    if manifest.derived_from is not None:
-        options.target = options.target or target_of(folder, manifest)
     target = _target(options, folder)
     drafter, _, notes = load_drafter(folder, target)
     for note in notes:
@@ -162,10 +159,9 @@ def estimate(options: argparse.Namespace) -> bool:
 
 def _target(options: argparse.Namespace, folder: Path | None) -> Target:
     """The target that was named, or else the one that the bundle belongs to."""
-    manifest = read_manifest(folder) if folder is not None else None
-    if folder is None or manifest is None:
+    if folder is None:
         return _named_target(options, None, "there is no bundle to say the target")
-    recorded = manifest.target.model_copy(update={"name": target_of(folder, manifest)})
+    recorded = target_record(folder, read_manifest(folder))
     return _named_target(options, recorded, f"{folder} does not say which target it belongs to")
 
 

@@ -101,6 +101,11 @@ def target_of(folder: Path | str, manifest: Manifest) -> str | None:
     return manifest.target.name if manifest.derived_from is None else str(Path(folder) / OWN_TARGET)
 
 
+def target_record(folder: Path | str, manifest: Manifest) -> TargetRecord:
+    """The bundle's target under the name that loads it."""
+    return manifest.target.model_copy(update={"name": target_of(folder, manifest)})
+
+
 def publishable(manifest: Manifest) -> str | None:
     """Why the bundle cannot be published, or None when it can."""
     public = manifest.derived_from or manifest.target

@@ -209,7 +209,7 @@ def ratio_interval(
     """
     table_2C = _table(numerators_C, denominators_C)
     sums_2R = _resampled_sums(table_2C, resamples, seed)
-    return _interval(_ratio(table_2C.sum(1)), _ratio(sums_2R), confidence)
+    return percentile_interval(_ratio(table_2C.sum(1)), _ratio(sums_2R), confidence)
 
 
 def ratio_of_ratios_interval(
@@ -238,7 +238,7 @@ def ratio_of_ratios_interval(
         _ratio(np.stack([_ratio(sums[:2]), _ratio(sums[2:])]))
         for sums in (table_4C.sum(1), _resampled_sums(table_4C, resamples, seed))
     )
-    return _interval(value, draws_R, confidence)
+    return percentile_interval(value, draws_R, confidence)
 
 
 def _table(numerators_C: npt.ArrayLike, denominators_C: npt.ArrayLike) -> Floats:
@@ -274,7 +274,8 @@ def _ratio(sums: Floats) -> Floats:
         return np.asarray(sums[0] / sums[1])
 
 
-def _interval(value: Floats, draws_R: Floats, confidence: float) -> Interval:
+def percentile_interval(value: Floats, draws_R: Floats, confidence: float) -> Interval:
+    """A value with the percentile interval of its resamples; those that have none are left out."""
     if not 0 < confidence < 1:
         raise SpectrainError(f"interval: found confidence {confidence!r}, expected a number between 0 and 1")
     tail = (1 - confidence) / 2

@@ -13,7 +13,6 @@ What a generation wrote is kept beside the checkpoints: an interrupted run goes 
 
 from __future__ import annotations
 
-import hashlib
 import json
 import random
 import time
@@ -31,6 +30,7 @@ from spectrain.attention import context
 from spectrain.data.batches import live_batch, plan_epoch
 from spectrain.data.conversations import Conversation, EncodedRow, render_prompt
 from spectrain.decoding import generate_batch
+from spectrain.decoding.requests import stream_seed
 from spectrain.decoding.unverified import draft_text
 from spectrain.drafters.base import TrainableDrafter
 from spectrain.errors import SpectrainError
@@ -179,7 +179,7 @@ class OnPolicy:
             for start in range(0, len(part), self.config.batch_size):
                 batch = part[start : start + self.config.batch_size]
                 prompts = [self.prompts[chat] for _, chat in batch]
-                seeds = [_seed(self.config.seed, step, number) for number, _ in batch]
+                seeds = [stream_seed(self.config.seed, step, number) for number, _ in batch]
                 for (number, chat), prompt, text in zip(batch, prompts, self._text(prompts, seeds), strict=True):
                     mask = [0] * len(prompt) + [1] * len(text)
                     rows.append((number, EncodedRow(chat, "on-policy", prompt + text, mask)))
@@ -241,8 +241,3 @@ def _evaluating(drafter: TrainableDrafter) -> Iterator[None]:
         yield
     finally:
         drafter.train(training)
-
-
-def _seed(seed: int, step: int, number: int) -> int:
-    """A request's own stream, whichever process answers it."""
-    return int.from_bytes(hashlib.sha256(f"{seed}/{step}/{number}".encode()).digest()[:7], "big")

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from accelerate import PartialState
 
-from spectrain.bundle import read_bundle, resolve_bundle, save_drafter
+from spectrain.bundle import read_bundle, resolve_bundle, save_drafter, unbound_drafter
 from spectrain.config import Recipe
 from spectrain.data.batches import collate, plan_epoch, some_rows
 from spectrain.data.conversations import Conversation, EncodedRow, encode_all, load_conversations
@@ -30,7 +30,7 @@ from spectrain.evaluation.acceptance import AcceptanceConfig
 from spectrain.evaluation.bundles import evaluate_bundle
 from spectrain.files import atomic_folder, file_digest, write_json
 from spectrain.identity import compare, compare_targets, first_difference, tokenizer_identity
-from spectrain.interop import WEIGHTS_FILE, format_of_config
+from spectrain.interop import WEIGHTS_FILE
 from spectrain.manifest import read_manifest, target_of
 from spectrain.on_policy import training_prompts
 from spectrain.regenerate import regenerate
@@ -248,10 +248,7 @@ def warm_start(drafter: TrainableDrafter, folder: Path, target: Target, *, remap
     if models.level == "different":
         own = target_of(folder, contents.manifest)
         notes.append(f"warm start: the bundle was trained for another target, {own}: {models.first_difference}")
-    old = format_of_config(contents.config, str(folder)).to_drafter(
-        contents.settings, contents.tensors, contents.manifest.drafter
-    )
-    return (*notes, *drafter.warm_start(old, target, remap=remap))
+    return (*notes, *drafter.warm_start(unbound_drafter(contents), target, remap=remap))
 
 
 def _check_same_rows(path: Path, counts: dict[str, dict[str, Any]]) -> None:

@@ -6,7 +6,6 @@ re-tokenize into other ids, so the ids are kept and trained on.
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 from collections.abc import Sequence
@@ -20,6 +19,7 @@ from spectrain.attention import context
 from spectrain.data.conversations import Conversation, render_prompt
 from spectrain.data.split import conversations_digest
 from spectrain.decoding import generate_batch
+from spectrain.decoding.requests import stream_seed
 from spectrain.errors import SpectrainError
 from spectrain.exact.sampler import Sampler
 from spectrain.files import atomic_file, json_digest, whole_lines
@@ -93,7 +93,7 @@ def regenerate(target: Target, model_digest: str, conversations: Sequence[Conver
 
 def _answer(target: Target, batch: Sequence[Conversation], prompts: dict[str, list[int]],
             config: RegenerateConfig) -> list[dict[str, Any]]:  # fmt: skip
-    seeds = [_seed(config.seed, conversation.id) for conversation in batch]
+    seeds = [stream_seed(config.seed, conversation.id) for conversation in batch]
     ids = [prompts[conversation.id] for conversation in batch]
     generations = generate_batch(
         target, None, ids, sampler=config.sampler, max_new_tokens=config.max_new_tokens, seeds=seeds
@@ -107,11 +107,6 @@ def _answer(target: Target, batch: Sequence[Conversation], prompts: dict[str, li
             row |= {"template": conversation.template, "slots": dict(conversation.slots or {})}
         rows.append(row | {"prompt_ids": prompt, "answer_ids": generation.tokens, "finished": generation.finished})
     return rows
-
-
-def _seed(seed: int, conversation: str) -> int:
-    """A request's own stream: the same whatever else is answered, in whatever order."""
-    return int.from_bytes(hashlib.sha256(f"{seed}/{conversation}".encode()).digest()[:7], "big")
 
 
 def _check_room(target: Target, prompts: dict[str, list[int]], max_new_tokens: int) -> None:

@@ -18,6 +18,7 @@ from pydantic import ValidationError
 from spectrain.data.batches import live_batch
 from spectrain.data.conversations import Conversation, EncodedRow, Message, render_prompt
 from spectrain.decoding import generate_batch
+from spectrain.decoding.requests import stream_seed
 from spectrain.decoding.unverified import draft_text
 from spectrain.drafters.eagle3 import Eagle3Config, Eagle3Drafter
 from spectrain.drafters.language_model import LanguageModelConfig, LanguageModelDrafter
@@ -26,7 +27,7 @@ from spectrain.drafters.objective import LossConfig
 from spectrain.drafters.scoring import score_batch
 from spectrain.errors import SpectrainError
 from spectrain.exact.sampler import Sampler
-from spectrain.on_policy import OnPolicyConfig, Pool, Prompts, _seed, training_prompts
+from spectrain.on_policy import OnPolicyConfig, Pool, Prompts, training_prompts
 from spectrain.schedule import Curriculum
 from spectrain.shapes import Chain
 from spectrain.training import OptimConfig, Trainer, TrainingConfig
@@ -183,7 +184,7 @@ def test_rows_are_the_prompts_and_what_was_written_with_the_weights_of_then(lab,
         options = {
             "sampler": Sampler(1.0),
             "max_new_tokens": 8,
-            "seeds": [_seed(0, found["step"], n) for n in range(6)],
+            "seeds": [stream_seed(0, found["step"], n) for n in range(6)],
         }
         if prefixes == "draft":
             want = draft_text(lab.target, drafter, prompts, k=3, **options)

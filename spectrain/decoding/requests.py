@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 
@@ -47,6 +48,11 @@ def _known(target: Target, eos_ids: Collection[int]) -> list[int]:
     if foreign is not None:
         raise SpectrainError(f"EOS id {foreign} does not exist; the tokenizer has ids 0 to {target.tokenizer_size - 1}")
     return sorted(set(eos_ids))
+
+
+def stream_seed(*parts: object) -> int:
+    """The seed of a request's own stream, from what tells it apart: whatever else is answered, in whatever order."""
+    return int.from_bytes(hashlib.sha256("/".join(map(str, parts)).encode()).digest()[:7], "big")
 
 
 def uniform_stream(seed: int) -> Callable[[int], Tensor]:

@@ -51,7 +51,8 @@ class MovingTarget:
         lora = LoraConfig(r=config.rank, lora_alpha=config.alpha, lora_dropout=0.0, target_modules=names)  # type: ignore[arg-type]
         self.target = target
         self._tuner = LoraModel(target.model, lora, ADAPTER)
-        self._layers = [module for module in target.model.modules() if isinstance(module, LoraLayer)]
+        modules = target.model.named_modules()
+        self._layers: dict[str, Any] = {name: module for name, module in modules if isinstance(module, LoraLayer)}
         target.model.eval()
         for parameter in self.parameters().values():
             parameter.data = parameter.data.float()  # small steps are lost in half precision
@@ -73,7 +74,7 @@ class MovingTarget:
 
     def _count(self, yes: bool) -> None:
         # Disabling adapters would also take their gradients away before the backward pass.
-        for layer in self._layers:
+        for layer in self._layers.values():
             layer.set_scale(ADAPTER, float(yes))
 
     def release(self) -> None:
@@ -91,23 +92,17 @@ class MovingTarget:
     @torch.no_grad()
     def _merged(self) -> Any:
         """A model of the target's class and dtype on the CPU. One tensor at a time is added to in float32."""
-        self._count(True)
+        merged: dict[str, Tensor] = {}
+        self._count(True)  # an adapter that does not count has no weight to add
         try:
-            modules: list[tuple[str, Any]] = list(self.target.model.named_modules())
-            deltas = {
-                f"{name}.base_layer.weight": module.get_delta_weight(ADAPTER)
-                for name, module in modules
-                if any(module is layer for layer in self._layers)
-            }
+            for name, tensor in self.target.model.state_dict().items():
+                layer = self._layers.get(name.removesuffix(".base_layer.weight"))
+                if layer is not None:
+                    tensor = (tensor.float() + layer.get_delta_weight(ADAPTER).float()).to(tensor.dtype)
+                if "lora_" not in name:
+                    merged[name.replace(".base_layer.", ".")] = tensor.cpu()
         finally:
             self._count(False)
-        merged: dict[str, Tensor] = {}
-        for name, tensor in self.target.model.state_dict().items():
-            if "lora_" in name:
-                continue
-            if name in deltas:
-                tensor = (tensor.float() + deltas[name].float()).to(tensor.dtype)
-            merged[name.replace(".base_layer.", ".")] = tensor.cpu()
         with torch.device("meta"):
             model = type(self.target.model)(self.target.model.config)
         model.load_state_dict(merged, strict=True, assign=True)

@@ -29,7 +29,7 @@ from spectrain.evaluation.training_cost import training_cost
 from spectrain.evaluation.workbench import LIBRARIES, device_name, shown_name
 from spectrain.files import json_digest, write_json
 from spectrain.identity import compare_targets
-from spectrain.manifest import Manifest, TargetRecord, read_manifest, target_of
+from spectrain.manifest import Manifest, TargetRecord, read_manifest, target_of, target_record
 from spectrain.shapes import check_shape
 from spectrain.target import Target, load_target
 
@@ -148,7 +148,7 @@ def shared_target(folders: Mapping[str, Path]) -> TargetRecord:
 def _targets(folder: Path) -> list[TargetRecord]:
     """What a bundle's target was derived from, if it was, and the target itself, by the name that loads it."""
     manifest = read_manifest(folder)
-    own = manifest.target.model_copy(update={"name": target_of(folder, manifest)})
+    own = target_record(folder, manifest)
     return [own] if manifest.derived_from is None else [manifest.derived_from, own]
 
 

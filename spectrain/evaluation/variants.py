@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from spectrain.errors import SpectrainError
-from spectrain.measures import RESAMPLE_CELLS, Interval
+from spectrain.measures import RESAMPLE_CELLS, Interval, percentile_interval
 
 EVERYTHING = "everything"
 FIRST, MEAN, ROUNDS = "alpha_depth_1", "alpha_mean_depth", "tokens_per_round"
@@ -58,10 +58,11 @@ def compare(scores: Mapping[str, Sequence[RowScores]], conversations: Sequence[s
             continue  # no answer of the group is long enough for this depth
         about = {"group": group, "measure": measure}
         for name, (value_S, draws_R) in drawn.items():
-            interval = _interval(value_S, draws_R)
+            interval = percentile_interval(value_S.mean(), draws_R, CONFIDENCE)
             results.append({"variant": name, **about, **asdict(interval), "by_seed": value_S.tolist()})
         for against, name in combinations(drawn, 2):
-            interval = _interval(*(ours - theirs for ours, theirs in zip(drawn[name], drawn[against], strict=True)))
+            value_S, draws_R = (ours - theirs for ours, theirs in zip(drawn[name], drawn[against], strict=True))
+            interval = percentile_interval(value_S.mean(), draws_R, CONFIDENCE)
             verdict = {"verdict": in_words(interval)}
             differences.append({"variant": name, "against": against, **about, **asdict(interval), **verdict})
     sizes = {group: len(members) for group, members in groups.items()}
@@ -111,12 +112,6 @@ def _draw(top_SCX: Floats, bottom_SCX: Floats) -> Pair:
 def _ratio(top: Floats, bottom: Floats) -> Floats:
     with np.errstate(divide="ignore", invalid="ignore"):  # the callers leave out what has no value
         return np.asarray((top / bottom).mean(-1))
-
-
-def _interval(value_S: Floats, draws_R: Floats) -> Interval:
-    tail = (1 - CONFIDENCE) / 2
-    low, high = np.quantile(draws_R[np.isfinite(draws_R)], [tail, 1 - tail])
-    return Interval(float(value_S.mean()), float(low), float(high))
 
 
 def in_words(difference: Interval) -> str:
