@@ -188,6 +188,14 @@ def test_the_target_s_law_costs_where_it_is_learnt_and_not_stored(one, make_reci
     assert stored["disk"]["features"] == one["disk"]["features"] + 400 * 4 * 8  # of the training tokens alone
 
 
+def test_a_run_that_stops_early_takes_its_share_of_the_time(make_recipe, tmp_path):
+    path = make_recipe(tmp_path)
+    whole = small(path)["time"]
+    half = small(path, f"training.steps={int(whole['steps']) // 2}")["time"]
+    assert half["steps"] == int(whole["steps"]) // 2
+    assert half["training"] == pytest.approx(whole["training"] * half["steps"] / whole["steps"])
+
+
 def test_what_does_not_fit_says_what_to_lower(one):
     document = dict(one)
     assert shortage(document, GIB) is None
