@@ -248,11 +248,13 @@ def law_sentence(contenders: Sequence[Mapping[str, Any]], *, changed: bool = Fal
 
 def drift_sentence(name: str, found: Mapping[str, Any]) -> str:
     """How far a drafter's target has moved from the original, over everything."""
-    total = found["by_kind"]["everything"]
+    total, original = found["by_kind"]["everything"], found.get("original")  # documents may be older than the name
+    origin = f", {original}, which it derives from" if original else ""
     return (
-        f"The target that was trained with {name} is not the original: over {plural(total['tokens'], 'token')} of the "
-        f"original's answers its law is {number(total['kl']['value'], 4)} nats a token away, and its likeliest token "
-        f"is the original's at {percent(total['same_argmax']['value'], 1)} of them."
+        f"The target that was trained with {name} is not the original{origin}: over "
+        f"{plural(total['tokens'], 'token')} of the original's answers its law is {number(total['kl']['value'], 4)} "
+        "nats a token away, and its likeliest token is the original's at "
+        f"{percent(total['same_argmax']['value'], 1)} of them."
     )
 
 

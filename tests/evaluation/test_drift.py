@@ -174,7 +174,9 @@ def test_drift_is_in_the_document_and_in_the_reports(compared, runs, chat_target
     assert document["drift"][moved]["by_kind"]["everything"]["kl"]["value"] > 0
     for name in ("report.md", "report.html"):
         text = html.unescape((compared.parent / name).read_text(encoding="utf-8"))
-        assert f"The target that was trained with {moved} is not the original" in text
+        origin = document["drift"][moved]["original"]
+        assert origin == document["context"]["target"]["name"]
+        assert f"The target that was trained with {moved} is not the original, {origin}, which it derives from" in text
         assert "How far the target has moved" in text
         assert re.search(rf"Exact in law, whatever is drafted: [^.]*frozen\) k=2\. {LAW}: .*moved\) k=2\.", text)
 
@@ -275,6 +277,17 @@ def test_bundles_share_the_original_or_a_moved_target(runs, moved, own, chat_tar
     found = shared_target({"m": moved, "l": later})
     assert found.weights_digest == own.identity().weights_digest
     assert found.name == str(moved / "target")
+
+
+def test_a_target_derived_from_another_bundles_is_told_apart(moved, own, chats, tmp_path):
+    """Both lie in a folder that is called target."""
+    bundle = save(tmp_path / "again" / "bundle", moved / "target", JOINT, size=0.2, seed=1)
+    path = evaluate_bundle(bundle, own, chats[:2], CONFIG, tmp_path / "out", traffic="t", progress=False)
+    document = read_document(path)
+    assert document["context"]["target"]["name"] == "again/bundle/target"
+    assert document["context"]["target"]["derived_from"]["name"] == "moved/bundle/target"
+    assert document["drift"]["medusa"]["original"] == "moved/bundle/target"
+    assert "is not the original, moved/bundle/target, which it derives from" in render_markdown(document)
 
 
 def test_a_run_measures_what_it_has_moved(make_recipe, tmp_path):
