@@ -12,6 +12,6 @@ def test_a_tree_of_fewer_nodes_than_asked_for_says_so():
     text = render_ranks(RANKS, [Sampler()], 1000)
     assert "best tree of 4 nodes, depth 2" in text
     assert text.splitlines()[-1] == (
-        "it has fewer than the 1000 nodes asked for: of 2 depths and 2 ranks that were measured, no other path was ever "
-        "the target's"
+        "it has fewer than the 1000 nodes asked for: of 2 depths and 2 ranks that were measured, no other path was "
+        "ever the target's"
     )
