@@ -16,8 +16,8 @@ import torch
 from accelerate.state import AcceleratorState
 from safetensors.torch import load_file, save_file
 
-from spectrain import training
-from spectrain.data.batches import collate, plan_epoch
+from spectrain.data.batches import plan_epoch
+from spectrain.data.features import FeatureStore
 from spectrain.drafters.eagle3 import Eagle3Config, Eagle3Drafter
 from spectrain.drafters.objective import LossConfig
 from spectrain.drafters.scoring import score_batch
@@ -319,8 +319,7 @@ def test_depths_decay_and_auxiliaries_count_in_full(lab, tmp_path, monkeypatch):
     """Each over its own positions; with D-PACE no depth decays."""
     trainer = lab.trainer(tmp_path)
     monkeypatch.setattr(Eagle3Drafter, "auxiliary_shifts", lambda self: (1, 4))
-    batch = collate(lab.store, range(8))
-    counts = trainer._global_counts([batch])
+    counts = trainer._global_counts([list(range(5)), [5, 6, 7]])
     answers = [sum(row.mask) for row in lab.rows]
     assert counts == [sum(n - lost for n in answers) for lost in (1, 2, 0, 3)]
     decay = trainer.loss.decay
@@ -439,13 +438,15 @@ def test_other_rows_do_not_go_on_from_here(lab, tmp_path):
 def test_a_loss_that_is_not_a_number_stops_with_the_rows_and_changes_nothing(lab, tmp_path, monkeypatch):
     trainer = lab.trainer(tmp_path, epochs=3, micro_batch_tokens=2 * LONGEST)
 
+    real = FeatureStore.batch
+
     def poisoned(store: Any, rows: Any, device: Any) -> Any:
-        batch = collate(store, rows, device)
+        batch = real(store, rows, device)
         return replace(batch, taps_BTF=batch.taps_BTF * torch.nan) if 3 in rows else batch
 
     batches = plan_epoch(trainer.curriculum.lengths, 2 * LONGEST, 0, 0)
     at = next(number for number, rows in enumerate(batches) if 3 in rows)
-    monkeypatch.setattr(training, "collate", poisoned)
+    monkeypatch.setattr(FeatureStore, "batch", poisoned)
     before: list[dict[str, torch.Tensor]] = []
     step = trainer._step
     trainer._step = lambda *arguments: before.append(weights(trainer)) or step(*arguments)  # type: ignore[method-assign]
@@ -461,7 +462,7 @@ def test_a_loss_that_is_not_a_number_stops_with_the_rows_and_changes_nothing(lab
 def test_validation_is_the_score_of_the_held_out_rows(lab, tmp_path):
     trainer = lab.trainer(tmp_path)
     scores = trainer.validate()
-    batch = collate(lab.heldout, range(len(lab.heldout)))
+    batch = lab.heldout.batch(range(len(lab.heldout)))
     want = score_batch(trainer.drafter, batch, lab.target.head, trainer.config.validation_depths)
     assert (scores.positions, scores.survived, scores.reached) == (want.positions, want.survived, want.reached)
     assert scores.alpha == pytest.approx(want.alpha)
