@@ -205,7 +205,7 @@ class Trainer:
     def _global_counts(self, share: Sequence[MicroBatch]) -> list[int]:
         """Supervised positions of each depth, then of each auxiliary, over the whole step and all processes.
 
-        They are known from the masks alone: no more than one micro-batch's features need be in memory.
+        They are known from the masks alone, so that the features of a step are never all in memory.
         """
         shifts = (*self.drafter.shifts(), *self.drafter.auxiliary_shifts())
         masks = [pad_sequence([self._answer(row) for row in rows], batch_first=True) for rows in share]

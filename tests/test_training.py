@@ -147,6 +147,22 @@ def test_nothing_supervised_at_all_is_an_error(lab, tmp_path):
         lab.trainer(tmp_path, store=lab.store_of("short", rows))
 
 
+def test_only_masks_are_read_until_a_step_begins_and_then_one_micro_batch_at_a_time(lab, tmp_path, monkeypatch):
+    """Rows may be long and the store large: neither the check at the start nor accumulation holds features."""
+    events: list[Any] = []
+    real, answer = FeatureStore.batch, FeatureStore.answer
+    monkeypatch.setattr(FeatureStore, "answer", lambda store, row: events.append("mask") or answer(store, row))
+    monkeypatch.setattr(FeatureStore, "batch", lambda *args: events.append(args[1]) or real(*args))
+    trainer = lab.trainer(tmp_path, accumulation=4)
+    assert events == ["mask", "mask"]  # the first row of either side has something supervised
+    events.clear()
+    backward = trainer._backward
+    trainer._backward = lambda *args: events.append("backward") or backward(*args)  # type: ignore[method-assign]
+    batches = next(trainer.curriculum.steps(0)).batches
+    trainer._step(batches, 1)
+    assert events == ["mask"] * 4 + [event for rows in batches for event in (rows, "backward")]
+
+
 def test_every_row_is_trained_once_an_epoch_whatever_the_split():
     lengths = [5 + row % 7 for row in range(31)]
     config = TrainingConfig(micro_batch_tokens=24, accumulation=2, epochs=3)

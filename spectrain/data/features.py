@@ -71,7 +71,8 @@ def extract_features(folder: Path, rows: Sequence[EncodedRow], target: Target, k
     check_lengths(rows, target)
     _clear(folder)
     target.tap(key["taps"])
-    digests, shards, seconds, extracted = Digests(folder), [], 0.0, 0
+    shards: list[dict[str, Any]] = []
+    digests, seconds, extracted = Digests(folder), 0.0, 0
     total = sum(len(row.ids) for row in rows)
     with tqdm(total=total, unit="tok", desc="features", disable=not progress) as bar:
         for number, members in enumerate(_plan(rows, shard_tokens)):

@@ -530,6 +530,7 @@ def test_the_report_says_bytes_and_speed_of_what_was_extracted(tmp_path, target,
 # --- long rows and large stores -------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_row_of_32k_tokens(tmp_path, tiny_target):
     length = 32768
     target = tiny_target("llama", layers=1, hidden=16, context=length, dtype=torch.float32)
@@ -547,14 +548,14 @@ def test_a_row_of_32k_tokens(tmp_path, tiny_target):
 
 
 def fabricated(batch, _target, dtype, top_k=None):
-    """Features of 4 KiB a token, without a model."""
+    """Features of 1 KiB a token, without a model."""
     parts = defaultdict(list)
     for row in batch:
         length = len(row.ids)
         parts["ids"].append(torch.tensor(row.ids))
         parts["answer"].append(torch.tensor(row.mask, dtype=torch.bool))
-        parts["hidden"].append(torch.zeros(length, 512, dtype=dtype))
-        parts["taps"].append(torch.zeros(length, 512, dtype=dtype))
+        parts["hidden"].append(torch.zeros(length, 128, dtype=dtype))
+        parts["taps"].append(torch.zeros(length, 128, dtype=dtype))
         parts["log_normaliser"].append(torch.zeros(length))
         parts["greedy"].append(torch.zeros(length, dtype=torch.long))
     return parts
@@ -566,7 +567,7 @@ def resident():
 
 @pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="reads resident memory from /proc")
 def test_an_epoch_over_a_store_ten_times_as_large_takes_no_more_memory(tmp_path, target, monkeypatch):
-    """8 MiB and 80 MiB of features in shards of 1 MiB."""
+    """2 MiB and 20 MiB of features in shards of 1/4 MiB."""
     monkeypatch.setattr(features, "row_features", fabricated)
     grown = {}
     for scale in (1, 10):
@@ -582,6 +583,5 @@ def test_an_epoch_over_a_store_ten_times_as_large_takes_no_more_memory(tmp_path,
         grown[scale] = peak - before
         assert len(store._open) <= features.OPEN_SHARDS
     size = sum(path.stat().st_size for path in (tmp_path / "10").glob("*.safetensors"))
-    assert size > 75e6
-    assert grown[10] < 32e6
-    print(grown, size)
+    assert size > 20e6
+    assert grown[10] < 10e6
