@@ -20,7 +20,6 @@ from tqdm import tqdm
 from spectrain.bundle import load_drafter
 from spectrain.checkpoints import Metrics
 from spectrain.config import Recipe, load_recipe
-from spectrain.data.batches import collate
 from spectrain.drafters.scoring import score_batch
 from spectrain.errors import SpectrainError
 from spectrain.evaluation.variants import RowScores, compare, markdown
@@ -157,7 +156,7 @@ def _measure(recipe: Recipe, progress: bool) -> RowScores:
     drafter, _, _ = load_drafter(run.bundle, run.target)
     store = run.prepare().heldout_store
     rows = tqdm(range(len(store)), desc="held-out rows", unit="row", disable=not progress)
-    batches = (collate(store, [row], run.target.device) for row in rows)
+    batches = (store.batch([row], run.target.device) for row in rows)
     found = [score_batch(drafter, batch, run.target.head, recipe.training.validation_depths) for batch in batches]
     steps = Metrics(run.folder / "training" / "metrics.jsonl").read()[-1]["step"]
     return RowScores([[*s.alpha, s.committed] for s in found], [[*s.positions, s.rounds] for s in found], steps)

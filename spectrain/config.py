@@ -10,7 +10,7 @@ import difflib
 import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
@@ -53,6 +53,9 @@ class DataConfig(_Part):
     heldout: tuple[str, ...] = ()
     heldout_fraction: float = Field(0.05, gt=0, lt=1)
     max_length: int = Field(2048, ge=2, description="longer rows are left out and counted, never cut")
+    features: Literal["stored", "live"] = Field(
+        "stored", description="computed once and kept on disk; or by the target for every micro-batch, nothing kept"
+    )
     feature_dtype: str = Field("bfloat16", pattern="^(bfloat16|float32)$")
     teacher_top_k: int | None = Field(
         None,

@@ -112,7 +112,7 @@ class _Plan:
         self.taps = recipe.drafter.taps(target)
         self.held = parameters(drafter)
         self.trainable = sum(p.numel() for p in drafter.parameters() if p.requires_grad)
-        self.feature_dtype = getattr(torch, recipe.data.feature_dtype)
+        self.feature_dtype, self.live = getattr(torch, recipe.data.feature_dtype), recipe.data.features == "live"
 
     @cache  # noqa: B019 (a plan lives as long as its estimate)
     def _step(self, rows: int, length: int, answer: int, **settings: Any) -> Step:
@@ -124,7 +124,7 @@ class _Plan:
 
     def memory(self) -> dict[str, Any]:
         """Parts and peak of each stage, bytes of one process."""
-        stages = {"features": self._features(), "training": self._training()}
+        stages = {**({} if self.live else {"features": self._features()}), "training": self._training()}
         return {"answers": self._answers(), **stages} if self.recipe.regenerate else stages
 
     def _length(self) -> int:
@@ -143,10 +143,13 @@ class _Plan:
         return _summed(parts, apart=("prompts", "laws"))
 
     def _features(self) -> dict[str, int]:
+        return _summed({"target": self.target_bytes, **self._target_pass(BATCH_TOKENS)})
+
+    def _target_pass(self, tokens: int) -> dict[str, int]:
+        """What the target computes to give the features of so many tokens."""
         length = self._length()
-        forward = target_pass(self.target, max(1, BATCH_TOKENS // length), length, self.taps).peak_bytes
-        laws = CHUNK * self.target.vocab_size * FLOAT * 2
-        return _summed({"target": self.target_bytes, "forward": forward, "laws": laws})
+        forward = target_pass(self.target, max(1, tokens // length), length, self.taps).peak_bytes
+        return {"forward": forward, "laws": CHUNK * self.target.vocab_size * FLOAT * 2}
 
     def _training(self) -> dict[str, int]:
         training, length = self.recipe.training, self._length()
@@ -159,11 +162,13 @@ class _Plan:
         buckets = gradients if self.processes > 1 else 0
         heads = max(map(self._head_bytes, step.heads), default=0)
         resting = self.target_bytes + held + moments + buckets
+        # Before the activations are there, but perhaps beside the gradients of an earlier micro-batch.
+        live = sum(self._target_pass(training.micro_batch_tokens).values()) if self.live else 0
         return {
             "target": self.target_bytes, "drafter": held, "moments": moments, "gradients": gradients,
-            "gradient_buckets": buckets, "activations": step.kept_bytes, "head_chunk": heads,
+            "gradient_buckets": buckets, "activations": step.kept_bytes, "head_chunk": heads, "live_features": live,
             # The optimizer's own temporary is as large as a moment, when the activations are gone.
-            "peak": resting + max(step.peak_bytes, step.kept_bytes + heads, 2 * gradients),
+            "peak": resting + max(step.peak_bytes, step.kept_bytes + heads, 2 * gradients, gradients + live),
         }  # fmt: skip
 
     def _head_bytes(self, head: HeadRows) -> int:
@@ -177,14 +182,14 @@ class _Plan:
     # --- disk -------------------------------------------------------------------------------------------------
 
     def disk(self) -> dict[str, int]:
-        """Bytes, the whole run's; ``feature_bytes_per_token`` of one token in the store."""
-        per_token = bytes_per_token(self.recipe, self.target)
+        """Bytes, the whole run's; ``feature_bytes_per_token`` of one token in the store (0: nothing is stored)."""
+        per_token = 0 if self.live else bytes_per_token(self.recipe, self.target)
         state = sum(t.nbytes for t in self.drafter.state_dict().values())
         moved = self._step(1, *self.work.train.mean, progress=1.0).moves_target
         bundle = self._bundle_bytes() + (self.target_bytes if moved else 0)
         checkpoint = bundle + state + self.trainable * FLOAT * MOMENTS
         # Scores are against the whole law: what is held out has no likeliest tokens stored.
-        heldout = bytes_per_token(self.recipe, self.target, top_k=False)
+        heldout = 0 if self.live else bytes_per_token(self.recipe, self.target, top_k=False)
         features = per_token * self.work.train.tokens + heldout * self.work.heldout.tokens
         # One more checkpoint than are kept is there while it is written.
         checkpoints = checkpoint * (self.recipe.training.keep + 1)
@@ -212,7 +217,7 @@ class _Plan:
         validations = max(1, steps // training.validate_every)
         seconds: dict[str, float] = {
             "answers": sum(map(self._answer_seconds, sides)) if self.recipe.regenerate else 0.0,
-            "features": sum(map(self._feature_seconds, sides)),
+            "features": 0.0 if self.live else sum(s.rows * self._feature_flops(s) for s in sides) / speed,
             "training": self.work.train.rows * epochs * train_flops / speed / self.processes
             + steps * self.trainable * OPTIMIZER_TRAFFIC / self.rates.bandwidth,
             "validation": validations * self.work.heldout.rows * validate_flops / speed / self.processes,
@@ -233,16 +238,17 @@ class _Plan:
         flops = sum(step.flops for step in steps) + sum(h.flops + asked * h.teacher_flops for h in heads)
         scored = self._step(1, *shape, depths=self._validation_depths())
         validation = scored.forward_flops + sum(h.forward_flops + h.teacher_flops for h in scored.heads)
-        return flops / len(steps), validation
+        live = [self._feature_flops(side) if self.live else 0 for side in (self.work.train, self.work.heldout)]
+        return flops / len(steps) + live[0], validation + live[1]
 
     def _validation_depths(self) -> int:
         wanted = self.recipe.training.validation_depths
         return min(wanted, self.drafter.deepest) if self.drafter.deepest else wanted
 
-    def _feature_seconds(self, side: Side) -> float:
+    def _feature_flops(self, side: Side) -> int:
+        """Operations of the target on a mean row."""
         length, answer = side.mean
-        row = target_pass(self.target, 1, length, self.taps).flops + answer * self._head_flops()
-        return side.rows * row / self.rates.effective
+        return target_pass(self.target, 1, length, self.taps).flops + answer * self._head_flops()
 
     def _answer_seconds(self, side: Side) -> float:
         """Prompts at the device's operations; then a step for every token of a batch, which takes as long as the

@@ -25,6 +25,7 @@ REMEDIES = {
     "laws": "regenerate.batch_size",
     "forward": "data.max_length",
     "activations": "training.micro_batch_tokens",
+    "live_features": "training.micro_batch_tokens",
     "head_chunk": "drafter.draft_vocab_size, where the drafter has one",
     "gradients": "the drafter's own size",
     "moments": "the drafter's own size",

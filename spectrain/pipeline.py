@@ -21,9 +21,10 @@ from accelerate import PartialState
 from spectrain.attention import context
 from spectrain.bundle import save_drafter
 from spectrain.config import Recipe
-from spectrain.data.batches import collate, plan_epoch, some_rows
+from spectrain.data.batches import plan_epoch, some_rows
 from spectrain.data.conversations import Conversation, EncodedRow, encode_all, load_conversations
-from spectrain.data.features import FeatureStore, extract_features, store_key
+from spectrain.data.feature_rows import FeatureRows, LiveFeatures
+from spectrain.data.features import extract_features, store_key
 from spectrain.data.split import check_leaks, conversations_digest, split_conversations
 from spectrain.drafters import TrainableDrafter, family_of
 from spectrain.drafters.ranks import RANKS_FILE, measure_ranks
@@ -45,14 +46,14 @@ RANKED_TOKENS = 2000  # answer tokens that the ranks of a bundle are measured on
 
 @dataclass(frozen=True)
 class Prepared:
-    """Chats with answers, and the features of their rows."""
+    """Chats with answers, and the features of their rows, stored or live."""
 
     train: list[Conversation]
     heldout: list[Conversation]
     train_rows: list[EncodedRow]
     heldout_rows: list[EncodedRow]
-    train_store: FeatureStore
-    heldout_store: FeatureStore
+    train_store: FeatureRows
+    heldout_store: FeatureRows
 
     def digests(self) -> dict[str, str]:
         return {"train": conversations_digest(self.train), "heldout": conversations_digest(self.heldout)}
@@ -125,10 +126,7 @@ class Run:
             tokens = f"{counts[side]['tokens']} tokens, {answer} of answers"
             self.say(f"{side}: {len(rows[side])} rows, {tokens}; dropped: {dropped}")
         _check_same_rows(self.prepared / "data" / "counts.json", counts)
-        stores = {}
-        for side in sides:
-            folder = self.prepared / "features" / "-".join([side, *map(str, taps), *_top(keys[side])])
-            stores[side] = extract_features(folder, rows[side], self.target, keys[side], progress=self.progress)
+        stores = {side: self._features(side, rows[side], keys[side]) for side in sides}
         write_json(self.prepared / "data" / "counts.json", counts)
         return Prepared(**sides, train_rows=rows["train"], heldout_rows=rows["heldout"], train_store=stores["train"],
                         heldout_store=stores["heldout"])  # fmt: skip
@@ -140,6 +138,14 @@ class Run:
                 f"data.max_length: found {longest}, but this recipe's drafter has a context of {read} tokens; lower "
                 "data.max_length, or give the drafter a longer context"
             )
+
+    def _features(self, side: str, rows: list[EncodedRow], key: dict[str, Any]) -> FeatureRows:
+        if self.recipe.data.features == "live":
+            return LiveFeatures(rows, self.target, key)
+        folder = self.prepared / "features" / "-".join([side, *map(str, key["taps"]), *_top(key)])
+        store = extract_features(folder, rows, self.target, key, progress=self.progress)
+        self.say(f"{side} features: {store.describe()}")
+        return store
 
     # --- train ------------------------------------------------------------------------------------------------
 
@@ -187,14 +193,14 @@ class Run:
         self.say(f"bundle: {self.bundle}")
         return self.bundle
 
-    def _write_ranks(self, folder: Path, drafter: TrainableDrafter, store: FeatureStore) -> None:
+    def _write_ranks(self, folder: Path, drafter: TrainableDrafter, store: FeatureRows) -> None:
         """What measured trees are made from; on training rows, so that held-out chats stay unseen."""
         if not drafter.trees:
             return
         config, rows = self.recipe.training, some_rows(store, RANKED_TOKENS, self.recipe.training.seed)
         lengths = [store.length(row) for row in rows]
         plan = plan_epoch(lengths, max(config.micro_batch_tokens, max(lengths)), config.seed, 0)
-        batches = (collate(store, [rows[i] for i in batch], self.target.device) for batch in plan)
+        batches = (store.batch([rows[i] for i in batch], self.target.device) for batch in plan)
         ranks = measure_ranks(drafter, batches, self.target.head, self.recipe.evaluation.samplers,
                               depths=config.validation_depths)  # fmt: skip
         write_json(folder / RANKS_FILE, ranks)

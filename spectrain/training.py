@@ -19,13 +19,14 @@ import torch
 from accelerate import Accelerator
 from accelerate.utils import gather_object, set_seed
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 from torch.optim.lr_scheduler import LambdaLR
 from tqdm import tqdm
 
 from spectrain.checkpoints import Checkpoints, Metrics
-from spectrain.data.batches import collate, padding_share, plan_epoch
+from spectrain.data.batches import padding_share, plan_epoch
 from spectrain.data.conversations import EncodedRow
-from spectrain.data.features import FeatureStore
+from spectrain.data.feature_rows import FeatureRows
 from spectrain.drafters.base import TrainableDrafter
 from spectrain.drafters.objective import DrafterLoss, LossConfig
 from spectrain.drafters.scoring import DepthScores, describe, score_batch, summary_line
@@ -42,9 +43,9 @@ MicroBatch = Sequence[int] | Sequence[EncodedRow]
 
 
 class Trainer:
-    """Trains a drafter on a feature store; an interrupted run goes on from its latest checkpoint."""
+    """Trains a drafter on rows of features, stored or live; an interrupted run goes on from its latest checkpoint."""
 
-    def __init__(self, drafter: TrainableDrafter, head: OutputHead, train: FeatureStore, heldout: FeatureStore, *,
+    def __init__(self, drafter: TrainableDrafter, head: OutputHead, train: FeatureRows, heldout: FeatureRows, *,
                  loss: LossConfig, optim: OptimConfig, config: TrainingConfig, folder: Path,
                  save_bundle: Callable[[Path], None], settings: dict[str, Any],
                  prompts: Prompts | None = None, origin: dict[str, Any] | None = None) -> None:  # fmt: skip
@@ -144,13 +145,12 @@ class Trainer:
         share = batches[self.accelerator.process_index :: self.accelerator.num_processes]
         rounds = -(-len(batches) // self.accelerator.num_processes)
         started = time.perf_counter()
-        micro = [self._features(batch) for batch in share]
-        counts = self._global_counts(micro)
+        counts = self._global_counts(share)
         weights = self._weights(counts)
         total = torch.zeros((), device=self.accelerator.device)
         for number in range(rounds):
             # A process without a micro-batch of its own joins in with one that counts nothing.
-            batch = micro[number] if number < len(micro) else _unsupervised(self._features(batches[0]))
+            batch = self._features(share[number]) if number < len(share) else _unsupervised(self._features(batches[0]))
             if number < rounds - 1:
                 with self.accelerator.no_sync(self.module):
                     total += self._backward(batch, weights)
@@ -179,7 +179,10 @@ class Trainer:
         live = [row for row in batch if isinstance(row, EncodedRow)]
         if live and self.on_policy is not None:
             return self.on_policy.features(live)
-        return collate(self.train_rows, [row for row in batch if isinstance(row, int)], self.accelerator.device)
+        return self.train_rows.batch([row for row in batch if isinstance(row, int)], self.accelerator.device)
+
+    def _answer(self, row: int | EncodedRow) -> Tensor:
+        return torch.tensor(row.mask, dtype=torch.bool) if isinstance(row, EncodedRow) else self.train_rows.answer(row)
 
     def _length(self, row: int | EncodedRow) -> int:
         return len(row.ids) if isinstance(row, EncodedRow) else self.curriculum.lengths[row]
@@ -200,10 +203,14 @@ class Trainer:
         self.accelerator.backward(loss)
         return loss.detach()
 
-    def _global_counts(self, micro: list[FeatureBatch]) -> list[int]:
-        """Supervised positions of each depth, then of each auxiliary, over the whole step and all processes."""
+    def _global_counts(self, share: Sequence[MicroBatch]) -> list[int]:
+        """Supervised positions of each depth, then of each auxiliary, over the whole step and all processes.
+
+        They are known from the masks alone, so that the features of a step are never all in memory.
+        """
         shifts = (*self.drafter.shifts(), *self.drafter.auxiliary_shifts())
-        local = [sum(int(supervised(batch.answer_BT, shift).sum()) for batch in micro) for shift in shifts]
+        masks = [pad_sequence([self._answer(row) for row in rows], batch_first=True) for rows in share]
+        local = [sum(int(supervised(answer_BT, shift).sum()) for answer_BT in masks) for shift in shifts]
         return self.accelerator.reduce(torch.tensor(local, device=self.accelerator.device), reduction="sum").tolist()
 
     def validate(self) -> DepthScores:
@@ -213,7 +220,7 @@ class Trainer:
         batches = plan_epoch(lengths, max(self.config.micro_batch_tokens, max(lengths)), 0, 0)
         scores = DepthScores()
         for rows in batches[self.accelerator.process_index :: self.accelerator.num_processes]:
-            batch = collate(self.heldout_rows, rows, self.accelerator.device)
+            batch = self.heldout_rows.batch(rows, self.accelerator.device)
             with self.accelerator.autocast():
                 scores = scores + score_batch(drafter, batch, self.head, self.config.validation_depths)
         drafter.train()
@@ -226,7 +233,7 @@ class Trainer:
             self.metrics.append(values)
 
 
-def _check_supervised(drafter: TrainableDrafter, **stores: FeatureStore) -> None:
+def _check_supervised(drafter: TrainableDrafter, **stores: FeatureRows) -> None:
     """Rows may have answers, and yet none long enough for the first draft depth."""
     shift = drafter.shifts()[0]
     for name, store in stores.items():

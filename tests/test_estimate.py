@@ -196,6 +196,22 @@ def test_a_run_that_stops_early_takes_its_share_of_the_time(make_recipe, tmp_pat
     assert half["training"] == pytest.approx(whole["training"] * half["steps"] / whole["steps"])
 
 
+def test_live_features_take_no_disk_and_a_forward_of_the_target_in_every_step(one, make_recipe, tmp_path):
+    path = make_recipe(tmp_path)
+    live = small(path, "data.features=live")
+    assert live["disk"]["features"] == live["disk"]["feature_bytes_per_token"] == 0
+    assert live["disk"]["total"] == one["disk"]["total"] - one["disk"]["features"]
+    assert "features" not in live["memory"]
+    assert live["memory"]["training"]["live_features"] > 0 == one["memory"]["training"]["live_features"]
+    assert live["memory"]["training"]["peak"] >= one["memory"]["training"]["peak"]
+    assert live["time"]["features"] == 0 < one["time"]["features"]
+    # Two epochs over 8 of 12 rows, and a validation of the 4 others.
+    more = [live["time"][stage] - one["time"][stage] for stage in ("training", "validation")]
+    assert more[0] == pytest.approx(one["time"]["features"] * 2 * 8 / 12)
+    assert more[1] >= one["time"]["features"] * 4 / 12 * 0.999
+    assert "live features" in table(live)
+
+
 def test_what_does_not_fit_says_what_to_lower(one):
     document = dict(one)
     assert shortage(document, GIB) is None

@@ -2,6 +2,7 @@
 
 import errno
 import json
+import re
 import shutil
 from pathlib import Path
 
@@ -657,3 +658,58 @@ def test_a_tree_that_the_bundle_cannot_fill_is_named_on_the_command_line(
     assert cli.guarded(cli.evaluate, [str(part) for part in (*options, "--tree", tree)], "spectrain evaluate") == 2
     assert message in capsys.readouterr().err
     assert not output.exists()
+
+
+# --- live features ------------------------------------------------------------------------------------------------
+
+
+LIVE = "data.features=live"
+
+
+def losses(folder):
+    lines = (folder / "training" / "metrics.jsonl").read_text().splitlines()
+    return [json.loads(line)["loss"] for line in lines]
+
+
+def test_a_live_run_stores_nothing_and_trains_the_drafter_of_a_stored_one(recipe, counter, tmp_path):
+    full = ["data.feature_dtype=float32", "data.teacher_top_k=8"]
+    shared = f"prepared={tmp_path / 'shared'}"
+    fresh(recipe, *full, shared, f"output={tmp_path / 'stored'}").train()
+    answered = counter.calls["answer"]
+    live = fresh(recipe, *full, shared, f"output={tmp_path / 'live'}", LIVE)
+    shutil.rmtree(tmp_path / "shared" / "features")
+    live.train()
+    live.evaluate()
+    assert counter.calls["answer"] == answered
+    assert {path.name for path in (tmp_path / "shared").iterdir()} == {"data"}
+    assert not (tmp_path / "live" / "features").exists()
+    stored, found = losses(tmp_path / "stored"), losses(tmp_path / "live")
+    assert found == pytest.approx(stored, rel=1e-4)
+    one, other = tensors(tmp_path / "stored"), tensors(tmp_path / "live")
+    assert one.keys() == other.keys()
+    for name, value in one.items():
+        if value.is_floating_point():
+            assert (other[name] - value).norm() <= 1e-3 * value.norm(), name
+    assert read_bundle(live.bundle).manifest.recipe["data"]["features"] == "live"
+    counts = json.loads((tmp_path / "shared" / "data" / "counts.json").read_text())
+    assert counts["train"]["rows"] == 8
+    refused = refusal(fresh(recipe, *full, shared, f"output={tmp_path / 'stored'}", LIVE).train)
+    assert "features: " in refused
+
+
+def test_an_interrupted_live_run_gives_the_same_drafter(recipe, counter, tmp_path):
+    fresh(recipe, LIVE, *apart(tmp_path, "whole")).train()
+    counter.stop("step", 4)
+    again = apart(tmp_path, "cut")
+    with pytest.raises(KeyboardInterrupt):
+        fresh(recipe, LIVE, *again).train()
+    counter.failing.clear()
+    fresh(recipe, LIVE, *again).train()
+    same_tensors(tensors(tmp_path / "cut"), tensors(tmp_path / "whole"))
+
+
+def test_preparation_says_bytes_and_speed(recipe, capsys):
+    Run(load_recipe(recipe)).prepare()
+    printed = capsys.readouterr().out
+    said = r" features: [\d,]+ bytes a token, extracted at [\d,]+ tokens a second$"
+    assert all(re.search(f"^{side}{said}", printed, re.M) for side in ("train", "heldout"))

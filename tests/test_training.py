@@ -16,8 +16,8 @@ import torch
 from accelerate.state import AcceleratorState
 from safetensors.torch import load_file, save_file
 
-from spectrain import training
-from spectrain.data.batches import collate, plan_epoch
+from spectrain.data.batches import plan_epoch
+from spectrain.data.features import FeatureStore
 from spectrain.drafters.eagle3 import Eagle3Config, Eagle3Drafter
 from spectrain.drafters.objective import LossConfig
 from spectrain.drafters.scoring import score_batch
@@ -145,6 +145,22 @@ def test_nothing_supervised_at_all_is_an_error(lab, tmp_path):
     rows = [replace(row, mask=[0] * (len(row.ids) - 1) + [1]) for row in lab.rows]
     with pytest.raises(SpectrainError, match=r"nothing is supervised in the 8 train rows: none has 2 answer tokens"):
         lab.trainer(tmp_path, store=lab.store_of("short", rows))
+
+
+def test_only_masks_are_read_until_a_step_begins_and_then_one_micro_batch_at_a_time(lab, tmp_path, monkeypatch):
+    """Rows may be long and the store large: neither the check at the start nor accumulation holds features."""
+    events: list[Any] = []
+    real, answer = FeatureStore.batch, FeatureStore.answer
+    monkeypatch.setattr(FeatureStore, "answer", lambda store, row: events.append("mask") or answer(store, row))
+    monkeypatch.setattr(FeatureStore, "batch", lambda *args: events.append(args[1]) or real(*args))
+    trainer = lab.trainer(tmp_path, accumulation=4)
+    assert events == ["mask", "mask"]  # the first row of either side has something supervised
+    events.clear()
+    backward = trainer._backward
+    trainer._backward = lambda *args: events.append("backward") or backward(*args)  # type: ignore[method-assign]
+    batches = next(trainer.curriculum.steps(0)).batches
+    trainer._step(batches, 1)
+    assert events == ["mask"] * 4 + [event for rows in batches for event in (rows, "backward")]
 
 
 def test_every_row_is_trained_once_an_epoch_whatever_the_split():
@@ -329,8 +345,7 @@ def test_depths_decay_and_auxiliaries_count_in_full(lab, tmp_path, monkeypatch):
     """Each over its own positions; with D-PACE no depth decays."""
     trainer = lab.trainer(tmp_path)
     monkeypatch.setattr(Eagle3Drafter, "auxiliary_shifts", lambda self: (1, 4))
-    batch = collate(lab.store, range(8))
-    counts = trainer._global_counts([batch])
+    counts = trainer._global_counts([list(range(5)), [5, 6, 7]])
     answers = [sum(row.mask) for row in lab.rows]
     assert counts == [sum(n - lost for n in answers) for lost in (1, 2, 0, 3)]
     decay = trainer.loss.decay
@@ -449,13 +464,15 @@ def test_other_rows_do_not_go_on_from_here(lab, tmp_path):
 def test_a_loss_that_is_not_a_number_stops_with_the_rows_and_changes_nothing(lab, tmp_path, monkeypatch):
     trainer = lab.trainer(tmp_path, epochs=3, micro_batch_tokens=2 * LONGEST)
 
+    real = FeatureStore.batch
+
     def poisoned(store: Any, rows: Any, device: Any) -> Any:
-        batch = collate(store, rows, device)
+        batch = real(store, rows, device)
         return replace(batch, taps_BTF=batch.taps_BTF * torch.nan) if 3 in rows else batch
 
     batches = plan_epoch(trainer.curriculum.lengths, 2 * LONGEST, 0, 0)
     at = next(number for number, rows in enumerate(batches) if 3 in rows)
-    monkeypatch.setattr(training, "collate", poisoned)
+    monkeypatch.setattr(FeatureStore, "batch", poisoned)
     before: list[dict[str, torch.Tensor]] = []
     step = trainer._step
     trainer._step = lambda *arguments: before.append(weights(trainer)) or step(*arguments)  # type: ignore[method-assign]
@@ -471,7 +488,7 @@ def test_a_loss_that_is_not_a_number_stops_with_the_rows_and_changes_nothing(lab
 def test_validation_is_the_score_of_the_held_out_rows(lab, tmp_path):
     trainer = lab.trainer(tmp_path)
     scores = trainer.validate()
-    batch = collate(lab.heldout, range(len(lab.heldout)))
+    batch = lab.heldout.batch(range(len(lab.heldout)))
     want = score_batch(trainer.drafter, batch, lab.target.head, trainer.config.validation_depths)
     assert (scores.positions, scores.survived, scores.reached) == (want.positions, want.survived, want.reached)
     assert scores.alpha == pytest.approx(want.alpha)

@@ -1,18 +1,12 @@
-"""Which rows go together, and in which order: length buckets, shuffled by a seed, the same on every machine.
-
-Shapes: B rows of a batch, T positions of its longest row.
-"""
+"""Which rows go together, and in which order: length buckets, shuffled by a seed, the same on every machine."""
 
 from __future__ import annotations
 
 import random
 from collections.abc import Sequence
 
-import torch
-from torch import Tensor
-
 from spectrain.data.conversations import EncodedRow
-from spectrain.data.features import FeatureStore, row_features
+from spectrain.data.feature_rows import FeatureRows, padded, row_features
 from spectrain.errors import SpectrainError
 from spectrain.target import FeatureBatch, Target
 
@@ -43,7 +37,7 @@ def plan_epoch(lengths: Sequence[int], tokens: int, seed: int, epoch: int) -> li
     return batches
 
 
-def some_rows(store: FeatureStore, supervised: int, seed: int = 0) -> list[int]:
+def some_rows(store: FeatureRows, supervised: int, seed: int = 0) -> list[int]:
     """Rows drawn from all of the store, until they hold this many supervised tokens or none are left."""
     order = list(range(len(store)))
     random.Random(seed).shuffle(order)
@@ -67,28 +61,6 @@ def padding_share(lengths: Sequence[int], batches: Sequence[Sequence[int]]) -> f
     return 1.0 - sum(lengths[row] for rows in batches for row in rows) / padded
 
 
-def collate(store: FeatureStore, rows: Sequence[int], device: torch.device | str = "cpu") -> FeatureBatch:
-    """Read rows and pad them on the right."""
-    parts = [store.row(row) for row in rows]
-    return _padded({name: [part[name] for part in parts] for name in parts[0]}, device)
-
-
 def live_batch(target: Target, rows: Sequence[EncodedRow]) -> FeatureBatch:
     """The features of a few rows straight from the target (as tapped now), nothing stored."""
-    return _padded(row_features(rows, target, target.dtype), target.device)
-
-
-def _padded(parts: dict[str, list[Tensor]], device: torch.device | str) -> FeatureBatch:
-    def padded(name: str) -> Tensor:
-        return torch.nn.utils.rnn.pad_sequence(parts[name], batch_first=True).to(device)
-
-    return FeatureBatch(
-        ids_BT=padded("ids"),
-        answer_BT=padded("answer"),
-        hidden_BTH=padded("hidden"),
-        taps_BTF=padded("taps"),
-        log_normaliser_BT=padded("log_normaliser"),
-        greedy_BT=padded("greedy"),
-        top_ids_BTK=padded("top_ids") if "top_ids" in parts else None,
-        top_log_p_BTK=padded("top_log_p") if "top_log_p" in parts else None,
-    )
+    return padded(row_features(rows, target, target.dtype, place=target.device), target.device)

@@ -1,15 +1,17 @@
 """The target's hidden states of every training row, in sharded safetensors: computed once, read every epoch.
 
 A store is keyed by everything its numbers depend on; an interrupted extraction goes on at the first missing shard.
+``feature_rows`` says what is stored, and has the kind of rows that nothing is stored of.
 
-Shapes: n tokens of a shard, T tokens of a row, H hidden, F = taps x H, K of the likeliest tokens.
+Shapes: T tokens of a row, H hidden, F = taps x H, K of the likeliest tokens.
 """
 
 from __future__ import annotations
 
 import json
+import time
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,13 +21,17 @@ from safetensors.torch import save_file
 from torch import Tensor
 from tqdm import tqdm
 
-from spectrain.attention import context
 from spectrain.data.conversations import EncodedRow
+from spectrain.data.feature_rows import check_lengths, padded, row_features
+from spectrain.data.shards import Digests
 from spectrain.errors import SpectrainError
-from spectrain.files import atomic_file, file_digest, json_digest, write_json
-from spectrain.target import TAP_CONVENTION, Target
+from spectrain.files import atomic_file, json_digest, write_json
+from spectrain.target import TAP_CONVENTION, FeatureBatch, Target
 
 INDEX = "index.json"
+REPORT = "extraction.json"
+STALE = 3600  # seconds; a shard is written in far less
+OPEN_SHARDS = 8  # mapped at once; rows of a batch are of like length, and such rows share a shard
 
 
 def store_key(rows: Sequence[EncodedRow], target: Target, model_digest: str, taps: Sequence[int], dtype: str,
@@ -61,43 +67,41 @@ def extract_features(folder: Path, rows: Sequence[EncodedRow], target: Target, k
     """
     folder.mkdir(parents=True, exist_ok=True)
     if (folder / INDEX).exists():
-        return FeatureStore(folder, key)
-    _check_lengths(rows, target)
+        return FeatureStore(folder, key, progress)
+    check_lengths(rows, target)
+    _clear(folder)
     target.tap(key["taps"])
-    shards, bar = (
-        _plan(rows, shard_tokens),
-        tqdm(total=sum(len(r.ids) for r in rows), unit="tok", desc="features", disable=not progress),
-    )
-    names = []
-    for number, members in enumerate(shards):
-        path = folder / f"shard-{number:05d}.safetensors"
-        digest = json_digest([key, members])  # another shard size puts other rows under the same name
-        if not _is_shard_of(path, digest):
-            with atomic_file(path) as partial:
-                save_file(_shard(rows, members, target, key, bar), partial, metadata={"key": digest})
-        else:
-            bar.update(sum(len(rows[i].ids) for i in members))
-        names.append(
-            {
-                "file": path.name,
-                "rows": members,
-                "lengths": [len(rows[i].ids) for i in members],
-                "sha256": file_digest(path),
-            }
-        )
-    bar.close()
-    write_json(folder / INDEX, {"key": key, "shards": names})
-    return FeatureStore(folder, key)
+    shards: list[dict[str, Any]] = []
+    digests, seconds, extracted = Digests(folder), 0.0, 0
+    total = sum(len(row.ids) for row in rows)
+    with tqdm(total=total, unit="tok", desc="features", disable=not progress) as bar:
+        for number, members in enumerate(_plan(rows, shard_tokens)):
+            path = folder / f"shard-{number:05d}.safetensors"
+            digest = json_digest([key, members])  # another shard size puts other rows under the same name
+            lengths = [len(rows[i].ids) for i in members]
+            if _is_shard_of(path, digest, digests):
+                bar.update(sum(lengths))
+            else:
+                started = time.perf_counter()
+                with atomic_file(path) as partial:
+                    save_file(_shard(rows, members, target, key, bar), partial, metadata={"key": digest})
+                seconds, extracted = seconds + time.perf_counter() - started, extracted + sum(lengths)
+            shards.append({"file": path.name, "rows": members, "lengths": lengths, "sha256": digests.of(path)})
+    size = sum((folder / shard["file"]).stat().st_size for shard in shards)
+    write_json(folder / REPORT, {
+        "tokens": total, "bytes": size, "bytes_per_token": size / total, "extracted_tokens": extracted,
+        "seconds": seconds, "tokens_per_second": extracted / seconds if extracted else None,
+    })  # fmt: skip
+    index = {"key": key, "shards": shards}
+    write_json(folder / INDEX, {**index, "digest": json_digest(index)})
+    return FeatureStore(folder, key, progress)
 
 
-def _check_lengths(rows: Sequence[EncodedRow], target: Target) -> None:
-    limit = context(target.config)
-    for row in rows:
-        if limit is not None and len(row.ids) > limit:
-            raise SpectrainError(
-                f"conversation {row.conversation!r} has {len(row.ids)} tokens, the target's context is {limit}; "
-                "lower data.max_length"
-            )
+def _clear(folder: Path) -> None:
+    """Remove what a killed extraction left half written. Files that another one may be writing now are left alone."""
+    for partial in folder.glob(".*.partial"):
+        if time.time() - partial.stat().st_mtime > STALE:
+            partial.unlink()
 
 
 def _plan(rows: Sequence[EncodedRow], shard_tokens: int) -> list[list[int]]:
@@ -113,19 +117,24 @@ def _plan(rows: Sequence[EncodedRow], shard_tokens: int) -> list[list[int]]:
     return shards
 
 
-def _is_shard_of(path: Path, digest: str) -> bool:
+def _is_shard_of(path: Path, digest: str, digests: Digests) -> bool:
+    """Whether the shard of an unfinished extraction is there, whole and of these rows."""
     if not path.exists():
         return False
+    again = "delete the file and run again"
     try:
         with safe_open(path, "pt") as file:
             found = (file.metadata() or {}).get("key")
     except SafetensorError as error:
-        raise SpectrainError(f"feature shard {path} is damaged ({error}); delete the file and run again") from error
+        raise SpectrainError(f"feature shard {path} is damaged ({error}); {again}") from error
     if found != digest:
         raise SpectrainError(
             f"feature shard {path} was made from other rows, another target or other settings; "
             "delete its folder, or choose another output"
         )
+    last = digests.last(path.name)
+    if last is not None and digests.of(path, last) != last:
+        raise SpectrainError(f"feature shard {path} is damaged (its digest is not what it was when written); {again}")
     return True
 
 
@@ -147,46 +156,11 @@ def _shard(rows: Sequence[EncodedRow], members: list[int], target: Target, key: 
     return {name: torch.cat(values).contiguous() for name, values in parts.items()}
 
 
-@torch.inference_mode()
-def row_features(batch: Sequence[EncodedRow], target: Target, dtype: torch.dtype,
-                 top_k: int | None = None) -> dict[str, list[Tensor]]:  # fmt: skip
-    """Per row: ids, answer mask, features, and where the next token is an answer's the law's normaliser, argmax and
-    ``top_k`` likeliest tokens: ids (int32) and log-probabilities (float32)."""
-    lengths = [len(row.ids) for row in batch]
-    ids_BT = torch.zeros(len(batch), max(lengths), dtype=torch.long)
-    for i, row in enumerate(batch):
-        ids_BT[i, : lengths[i]] = torch.tensor(row.ids)
-    # Right padding needs no mask: causal attention never looks at what comes later.
-    features = target.forward(ids_BT.to(target.device))
-    out: dict[str, list[Tensor]] = defaultdict(list)
-    for i, row in enumerate(batch):
-        answer_T = torch.tensor(row.mask, dtype=torch.bool)
-        hidden_TH = features.hidden_BTH[i, : lengths[i]]
-        (wanted,) = answer_T[1:].nonzero(as_tuple=True)
-        law = target.head.summary(hidden_TH[wanted.to(target.device)], top_k)
-        out["ids"].append(ids_BT[i, : lengths[i]])
-        out["answer"].append(answer_T)
-        out["hidden"].append(hidden_TH.to(dtype).cpu())
-        out["taps"].append(features.taps_BTF[i, : lengths[i]].to(dtype).cpu())
-        out["log_normaliser"].append(_at(wanted, law.log_normaliser_N, lengths[i]))
-        out["greedy"].append(_at(wanted, law.greedy_N, lengths[i]))
-        if law.top_ids_NK is not None and law.top_log_p_NK is not None:
-            out["top_ids"].append(_at(wanted, law.top_ids_NK, lengths[i]))
-            out["top_log_p"].append(_at(wanted, law.top_log_p_NK, lengths[i]))
-    return out
-
-
-def _at(places: Tensor, values: Tensor, length: int) -> Tensor:
-    """Values at their places of a row, zeros elsewhere."""
-    row = torch.zeros(length, *values.shape[1:], dtype=values.dtype)
-    row[places] = values.cpu()
-    return row
-
-
 class FeatureStore:
-    """Rows of features by number, memory-mapped. Opening checks the key and every shard's digest."""
+    """Rows of features by number, memory-mapped: what lies on disk may be far larger than memory. Opening checks the
+    key and every shard's digest; files that did not change since they were last read are not read again."""
 
-    def __init__(self, folder: Path, key: dict[str, Any]) -> None:
+    def __init__(self, folder: Path, key: dict[str, Any], progress: bool = True) -> None:
         index = _read_index(folder / INDEX)
         for name, wanted in key.items():
             if index["key"].get(name) != wanted:
@@ -194,19 +168,16 @@ class FeatureStore:
                     f"feature store {folder} was made with {name} = {index['key'].get(name)!r}, "
                     f"this run has {wanted!r}; delete the folder, or choose another output"
                 )
+        wrong = Digests(folder).wrong(
+            [(folder / shard["file"], shard["sha256"]) for shard in index["shards"]], progress
+        )
+        if wrong is not None:
+            raise SpectrainError(
+                f"feature shard {wrong} is {'damaged' if wrong.exists() else 'missing'}; "
+                f"delete {folder / INDEX} and that shard, and run again: the others are kept"
+            )
         self.folder, self.key = folder, key
-        self._places: dict[int, tuple[str, int, int]] = {}
-        for shard in index["shards"]:
-            path = folder / shard["file"]
-            if not path.exists() or file_digest(path) != shard["sha256"]:
-                raise SpectrainError(
-                    f"feature shard {path} is {'damaged' if path.exists() else 'missing'}; "
-                    f"delete {folder / INDEX} and that shard, and run again: the others are kept"
-                )
-            start = 0
-            for row, length in zip(shard["rows"], shard["lengths"], strict=True):
-                self._places[row] = (shard["file"], start, start + length)
-                start += length
+        self._places = dict(_places(index))
         self._open: dict[str, Any] = {}
 
     def __len__(self) -> int:
@@ -222,6 +193,13 @@ class FeatureStore:
         size = sum((self.folder / name).stat().st_size for name in {name for name, _, _ in self._places.values()})
         return size / sum(stop - start for _, start, stop in self._places.values())
 
+    def describe(self) -> str:
+        """Bytes of a token, and how fast the extraction that ended here was, for people."""
+        report = self.folder / REPORT
+        rate = json.loads(report.read_text(encoding="utf-8"))["tokens_per_second"] if report.exists() else None
+        speed = "" if rate is None else f", extracted at {rate:,.0f} tokens a second"
+        return f"{self.bytes_per_token():,.0f} bytes a token{speed}"
+
     def row(self, row: int) -> dict[str, Tensor]:
         """The tensors of one row: ids, answer, hidden [T, H], taps [T, F], log_normaliser, greedy; top_ids and
         top_log_p [T, K] where they are stored."""
@@ -233,20 +211,45 @@ class FeatureStore:
         file, where = self._slice(row)
         return file.get_slice("answer")[where]
 
+    def batch(self, rows: Sequence[int], device: torch.device | str = "cpu") -> FeatureBatch:
+        """Read rows and pad them on the right."""
+        parts = [self.row(row) for row in rows]
+        return padded({name: [part[name] for part in parts] for name in parts[0]}, device)
+
     def _slice(self, row: int) -> tuple[Any, slice]:
         name, start, stop = self._places[row]
-        if name not in self._open:
-            self._open[name] = safe_open(self.folder / name, "pt").__enter__()
-        return self._open[name], slice(start, stop)
+        file = self._open.pop(name, None) or safe_open(self.folder / name, "pt").__enter__()
+        self._open[name] = file  # the latest last
+        if len(self._open) > OPEN_SHARDS:
+            del self._open[next(iter(self._open))]
+        return file, slice(start, stop)
+
+
+def _places(index: dict[str, Any]) -> Iterator[tuple[int, tuple[str, int, int]]]:
+    """Every row: its shard, and where it starts and stops there."""
+    for shard in index["shards"]:
+        start = 0
+        for row, length in zip(shard["rows"], shard["lengths"], strict=True):
+            yield row, (shard["file"], start, start + length)
+            start += length
 
 
 def _read_index(path: Path) -> dict[str, Any]:
+    if not path.exists():
+        raise SpectrainError(f"feature store {path.parent} has no {INDEX}: its extraction did not end; run it again")
     try:
         index = json.loads(path.read_text(encoding="utf-8"))
-        if index.keys() >= {"key", "shards"}:
-            return index
-        raise ValueError(f"its keys are {sorted(index)}")
-    except (ValueError, AttributeError) as error:
+        digest = index.pop("digest", None)  # stores of earlier versions have none
+        if not index.keys() >= {"key", "shards"}:
+            raise ValueError(f"its keys are {sorted(index)}")
+        if digest is not None and digest != json_digest(index):
+            raise ValueError("its contents are not those that its digest was taken of")
+        if sorted(row for row, _ in _places(index)) != list(range(sum(len(s["rows"]) for s in index["shards"]))):
+            raise ValueError("its rows are not numbered from 0 without gaps")
+        if not isinstance(index["key"], dict) or not all("sha256" in shard for shard in index["shards"]):
+            raise ValueError("its key or a shard's digest is missing")
+        return index
+    except (ValueError, AttributeError, KeyError, TypeError) as error:
         raise SpectrainError(
             f"feature index {path} is damaged ({error}); delete it and run again: whole shards are kept"
         ) from error

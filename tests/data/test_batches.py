@@ -7,7 +7,7 @@ import random
 import pytest
 import torch
 
-from spectrain.data.batches import collate, live_batch, padding_share, plan_epoch, some_rows
+from spectrain.data.batches import live_batch, padding_share, plan_epoch, some_rows
 from spectrain.data.features import extract_features, store_key
 from spectrain.errors import SpectrainError
 
@@ -58,7 +58,7 @@ def test_rows_are_padded_on_the_right_with_nothing(tmp_path, tiny_target, make_r
     target = tiny_target("llama", dtype=torch.float32)
     rows = make_rows(target, 5)
     store = make_store(tmp_path, target, rows, (1, 4, 6))
-    batch = collate(store, [3, 0, 4])
+    batch = store.batch([3, 0, 4])
     widest = max(len(rows[number].ids) for number in (3, 0, 4))
     assert batch.ids_BT.shape == (3, widest)
     assert batch.taps_BTF.shape == (3, widest, 3 * target.hidden_size)
@@ -81,7 +81,7 @@ def test_likeliest_tokens_are_padded_with_nothing_and_absent_where_they_are_not_
     for k in (3, None):
         key = store_key(rows, target, "digest", (1, 4, 6), "float32", k)
         store = extract_features(tmp_path / str(k), rows, target, key, progress=False)
-        batch = collate(store, [3, 1])
+        batch = store.batch([3, 1])
         if k is None:
             assert batch.top_ids_BTK is None
             assert batch.top_log_p_BTK is None
@@ -97,7 +97,7 @@ def test_likeliest_tokens_are_padded_with_nothing_and_absent_where_they_are_not_
 def test_features_straight_from_the_target_are_those_of_the_store(tmp_path, tiny_target, make_rows, make_store):
     target = tiny_target("llama", dtype=torch.float32)
     rows = make_rows(target, 3)
-    stored = collate(make_store(tmp_path, target, rows, (1, 4, 6)), [0, 1, 2])
+    stored = make_store(tmp_path, target, rows, (1, 4, 6)).batch([0, 1, 2])
     live = live_batch(target, rows)
     for field, value in vars(stored).items():
         torch.testing.assert_close(getattr(live, field), value, rtol=1e-5, atol=1e-5)

@@ -2,14 +2,26 @@
 
 from __future__ import annotations
 
+import gc
 import json
+import os
+import shutil
+import subprocess
+import sys
+from collections import defaultdict
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
+from safetensors import SafetensorError
 
-from spectrain.data import features
-from spectrain.data.features import INDEX, FeatureStore, extract_features, row_features, store_key
+from spectrain.data import features, shards
+from spectrain.data.batches import plan_epoch
+from spectrain.data.conversations import Conversation, EncodedRow, Message, encode_all
+from spectrain.data.feature_rows import row_features
+from spectrain.data.features import INDEX, REPORT, FeatureStore, extract_features, store_key
+from spectrain.data.shards import VERIFIED
 from spectrain.errors import SpectrainError
 
 TAPS = (1, 4, 6)
@@ -36,7 +48,9 @@ def extract(folder, rows, target, key):
 
 
 def contents(folder):
-    return {path.name: path.read_bytes() for path in sorted(folder.iterdir())}
+    """What is read from a store; when it was made and last checked is beside it."""
+    apart = {REPORT, VERIFIED}
+    return {path.name: path.read_bytes() for path in sorted(folder.iterdir()) if path.name not in apart}
 
 
 # --- what is stored -------------------------------------------------------------------------------------------------
@@ -184,6 +198,22 @@ def test_the_key_follows_ids_masks_and_taps_and_nothing_the_tokenizer_was_used_f
     assert store_key(rows, target, "digest", TAPS, "float32") == key
 
 
+def test_one_character_of_the_template_is_another_key_and_padding_is_not(chat_target, make_tokenizer):
+    """CASES C04."""
+    chats = [Conversation("a", (Message("user", "hello 12"), Message("assistant", "hello 123")))]
+    tokenizer = make_tokenizer(template=chat_target.tokenizer.chat_template)
+
+    def key():
+        return store_key(encode_all(chats, tokenizer)[0], chat_target, "digest", TAPS, "float32")
+
+    before = key()
+    tokenizer(["hello", "12 12 12"], padding=True)
+    assert key() == before
+    tokenizer.chat_template = tokenizer.chat_template.replace("<|im_end|>\n", "<|im_end|> ")
+    changed = key()
+    assert {name for name in changed if changed[name] != before[name]} == {"rows"}
+
+
 # --- interruptions and damage ---------------------------------------------------------------------------------------
 
 
@@ -228,15 +258,21 @@ def test_a_lost_shard_is_made_again_and_the_others_are_kept(tmp_path, target, ro
     assert kept.stat().st_mtime_ns == made
 
 
+CUTS = {"empty": 0.0, "in its length": 1e-4, "in its header": 0.05, "in its middle": 0.5, "at its end": 0.999}
+
+
 def damage(path, how):
-    data = path.read_bytes()
+    data = bytearray(path.read_bytes())
     if how == "missing":
         path.unlink()
+    elif how == "flipped":
+        data[-1] ^= 1
+        path.write_bytes(data)
     else:
-        path.write_bytes({"flipped": data[:-1] + bytes([data[-1] ^ 1]), "truncated": data[:-9], "empty": b""}[how])
+        path.write_bytes(data[: int(CUTS[how] * len(data))])
 
 
-@pytest.mark.parametrize("how", ["missing", "flipped", "truncated", "empty"])
+@pytest.mark.parametrize("how", ["missing", "flipped", *CUTS])
 def test_a_damaged_shard_is_refused_by_name(tmp_path, target, rows, key, how):
     extract(tmp_path, rows, target, key)
     damage(tmp_path / "shard-00001.safetensors", how)
@@ -244,13 +280,16 @@ def test_a_damaged_shard_is_refused_by_name(tmp_path, target, rows, key, how):
         extract(tmp_path, rows, target, key)
 
 
-@pytest.mark.parametrize("how", ["truncated", "empty"])
+@pytest.mark.parametrize("how", ["flipped", *CUTS])
 def test_a_damaged_shard_of_an_unfinished_extraction_is_refused_by_name(tmp_path, target, rows, key, how):
     extract(tmp_path, rows, target, key)
     (tmp_path / INDEX).unlink()
     damage(tmp_path / "shard-00001.safetensors", how)
-    with pytest.raises(SpectrainError, match=r"shard-00001\.safetensors is damaged .*delete the file"):
-        extract(tmp_path, rows, target, key)
+    for _ in range(2):  # a second try does not take it for right either
+        with pytest.raises(SpectrainError, match=r"shard-00001\.safetensors is damaged .*delete the file"):
+            extract(tmp_path, rows, target, key)
+    (tmp_path / "shard-00001.safetensors").unlink()
+    extract(tmp_path, rows, target, key)
 
 
 def test_a_foreign_shard_of_an_unfinished_extraction_is_refused_by_name(tmp_path, target, rows, key):
@@ -268,9 +307,281 @@ def test_shards_of_another_size_hold_other_rows_and_are_refused(tmp_path, target
         extract_features(tmp_path, rows, target, key, shard_tokens=2 * SHARD, progress=False)
 
 
-@pytest.mark.parametrize("text", ["", "{", "[]", '{"key": {}}'])
+@pytest.mark.parametrize("finished", [True, False])
+def test_swapped_shards_are_refused_by_name(tmp_path, target, rows, key, finished):
+    extract(tmp_path, rows, target, key)
+    one, other = (tmp_path / f"shard-0000{number}.safetensors" for number in (0, 1))
+    for source, place in ((one, tmp_path / "aside"), (other, one), (tmp_path / "aside", other)):
+        source.rename(place)
+    if not finished:
+        (tmp_path / INDEX).unlink()
+    with pytest.raises(SpectrainError, match=r"shard-00000\.safetensors (is damaged|was made from other rows)"):
+        extract(tmp_path, rows, target, key)
+
+
+def test_a_shard_of_another_store_is_refused_by_name(tmp_path, target, rows, key):
+    extract(tmp_path / "own", rows, target, key)
+    extract(tmp_path / "other", rows[::-1], target, store_key(rows[::-1], target, "digest", TAPS, "float32"))
+    shutil.copy2(tmp_path / "other" / "shard-00001.safetensors", tmp_path / "own")
+    with pytest.raises(SpectrainError, match=r"own.shard-00001\.safetensors is damaged"):
+        extract(tmp_path / "own", rows, target, key)
+
+
+BROKEN = ["", "{", "[]", "\xff", '{"key": {}}', '{"key": 1, "shards": []}', '{"key": {}, "shards": [{"file": "x"}]}']
+
+
+@pytest.mark.parametrize("text", BROKEN)
 def test_a_damaged_index_is_refused_by_name(tmp_path, target, rows, key, text):
     extract(tmp_path, rows, target, key)
-    (tmp_path / INDEX).write_text(text)
+    (tmp_path / INDEX).write_text(text, encoding="latin-1")
     with pytest.raises(SpectrainError, match=r"index\.json is damaged"):
         FeatureStore(tmp_path, key)
+    (tmp_path / INDEX).unlink()
+    with pytest.raises(SpectrainError, match=r"has no index\.json: its extraction did not end; run it again"):
+        FeatureStore(tmp_path, key)
+    extract(tmp_path, rows, target, key)
+
+
+@pytest.mark.parametrize("digest", [True, False])
+def test_an_index_that_files_rows_elsewhere_is_refused(tmp_path, target, rows, key, digest):
+    """Earlier versions wrote no digest: there a row that is named twice still shows."""
+    extract(tmp_path, rows, target, key)
+    index = json.loads((tmp_path / INDEX).read_text())
+    places = index["shards"][0]["rows"]
+    places[0], places[1] = (places[1], places[0]) if digest else (places[1], places[1])
+    if not digest:
+        del index["digest"]
+    (tmp_path / INDEX).write_text(json.dumps(index))
+    with pytest.raises(SpectrainError, match=r"index\.json is damaged \(its (contents|rows)"):
+        FeatureStore(tmp_path, key)
+
+
+def test_a_store_of_an_earlier_version_opens(tmp_path, target, rows, key):
+    extract(tmp_path, rows, target, key)
+    index = json.loads((tmp_path / INDEX).read_text())
+    del index["digest"]
+    (tmp_path / INDEX).write_text(json.dumps(index))
+    for name in (VERIFIED, REPORT):
+        (tmp_path / name).unlink()
+    store = FeatureStore(tmp_path, key)
+    assert store.row(0)["ids"].tolist() == rows[0].ids
+    assert store.describe() == f"{store.bytes_per_token():,.0f} bytes a token"
+
+
+def fails_half_way(error):
+    def save(_tensors, path, metadata):
+        path.write_bytes(b"half")
+        raise error
+
+    return save
+
+
+@pytest.mark.parametrize("error", [OSError(28, "No space left on device"), PermissionError(13, "Permission denied")])
+def test_a_write_that_fails_leaves_no_half_shard(tmp_path, target, rows, key, monkeypatch, error):
+    with monkeypatch.context() as context:
+        context.setattr(features, "save_file", fails_half_way(error))
+        with pytest.raises(type(error)):
+            extract(tmp_path, rows, target, key)
+    assert list(tmp_path.iterdir()) == []
+    extract(tmp_path, rows, target, key)
+
+
+def test_a_disk_that_is_really_full_leaves_no_half_shard(tmp_path, target, rows, key):
+    resource = pytest.importorskip("resource")
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (4096, hard))
+    try:
+        with pytest.raises(SafetensorError, match="File too large"):
+            extract(tmp_path, rows, target, key)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_what_a_killed_writer_left_is_cleared_when_it_is_old(tmp_path, target, rows, key):
+    old, new = (tmp_path / f".shard-00000.safetensors.{name}.partial" for name in ("old", "new"))
+    for path in (old, new):
+        path.write_bytes(b"half")
+    os.utime(old, (0, 0))
+    extract(tmp_path, rows, target, key)
+    assert (old.exists(), new.exists()) == (False, True)  # another process may be writing the new one
+
+
+KILLED = """
+import json, os, pathlib, random, signal, sys, time
+tests, folder = sys.argv[1:]
+sys.path.insert(0, tests)
+import torch
+torch.set_num_threads(1)
+from conftest import build_rows, build_target
+from spectrain.data.features import INDEX, extract_features, store_key
+
+target = build_target("llama", dtype=torch.float32)
+rows = build_rows(target, 160)
+key = store_key(rows, target, "digest", (1, 4, 6), "float32")
+
+def extract(name):
+    extract_features(pathlib.Path(folder, name), rows, target, key, shard_tokens=20, progress=False)
+
+started = time.perf_counter()
+extract("whole")
+whole, draw, shards = time.perf_counter() - started, random.Random(0), []
+for _ in range(10):
+    child = os.fork()
+    if not child:
+        extract("killed")
+        os._exit(0)
+    time.sleep(draw.uniform(0.1, 0.2) * whole)
+    os.kill(child, signal.SIGKILL)
+    os.waitpid(child, 0)
+    shards.append(len(list(pathlib.Path(folder, "killed").glob("*.safetensors"))))
+    if pathlib.Path(folder, "killed", INDEX).exists():
+        break
+extract("killed")
+print(json.dumps(shards))
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="kills forked processes")
+def test_ten_kills_at_random_leave_the_store_of_an_unbroken_run(tmp_path):
+    tests = Path(__file__).parents[1]
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(tests.parent)}
+    done = subprocess.run([sys.executable, "-c", KILLED, str(tests), str(tmp_path)], env=environment, check=True,
+                          capture_output=True, text=True)  # fmt: skip
+    found = json.loads(done.stdout.splitlines()[-1])
+    whole, killed = contents(tmp_path / "whole"), contents(tmp_path / "killed")
+    between = [number for number in found if 0 < number < len(whole) - 1]
+    assert len(set(between)) >= 3  # killed in the middle, and each went on where the one before was
+    assert found == sorted(found)
+    assert {name: data for name, data in killed.items() if not name.startswith(".")} == whole
+
+
+# --- opening --------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def read(monkeypatch):
+    """Names of the files whose bytes are hashed."""
+    names, real = [], shards.file_digest
+    monkeypatch.setattr(shards, "file_digest", lambda path: names.append(path.name) or real(path))
+    return names
+
+
+def test_a_store_that_did_not_change_is_not_read_again(tmp_path, target, rows, key, read):
+    extract(tmp_path, rows, target, key)
+    names = sorted(path.name for path in tmp_path.glob("*.safetensors"))
+    assert sorted(read) == names  # once, when they were written
+    read.clear()
+    before = (tmp_path / VERIFIED).read_bytes()
+    FeatureStore(tmp_path, key)
+    assert (read, (tmp_path / VERIFIED).read_bytes()) == ([], before)
+    (tmp_path / names[1]).touch()
+    FeatureStore(tmp_path, key)
+    FeatureStore(tmp_path, key)
+    assert read == [names[1]]
+
+
+@pytest.mark.parametrize("text", ["", "{", "no JSON\n", '{"file": "shard-00000.safetensors"}\n', "[]\n", "\xff\n"])
+def test_a_damaged_memory_only_costs_reading(tmp_path, target, rows, key, read, text):
+    extract(tmp_path, rows, target, key)
+    for number in range(2):
+        read.clear()
+        (tmp_path / VERIFIED).write_text(text, encoding="latin-1") if number == 0 else None
+        FeatureStore(tmp_path, key)
+        assert len(read) <= len(list(tmp_path.glob("*.safetensors")))
+    assert len(read) <= 1  # behind a line that was cut off
+
+
+def test_a_changed_file_of_the_same_size_is_found(tmp_path, target, rows, key):
+    extract(tmp_path, rows, target, key)
+    FeatureStore(tmp_path, key)
+    damage(tmp_path / "shard-00002.safetensors", "flipped")
+    for _ in range(2):
+        with pytest.raises(SpectrainError, match=r"shard-00002\.safetensors is damaged"):
+            FeatureStore(tmp_path, key)
+
+
+def test_a_long_check_shows_its_progress(tmp_path, target, rows, key, monkeypatch, capsys):
+    extract(tmp_path, rows, target, key)
+    (tmp_path / VERIFIED).unlink()
+    FeatureStore(tmp_path, key)
+    assert capsys.readouterr().err == ""
+    monkeypatch.setattr(shards, "SHOWN", 1000)
+    (tmp_path / VERIFIED).unlink()
+    FeatureStore(tmp_path, key)
+    assert "checking features: 100%" in capsys.readouterr().err
+
+
+def test_the_report_says_bytes_and_speed_of_what_was_extracted(tmp_path, target, rows, key):
+    store = extract(tmp_path, rows, target, key)
+    report = json.loads((tmp_path / REPORT).read_text())
+    tokens = sum(len(row.ids) for row in rows)
+    assert (report["tokens"], report["extracted_tokens"]) == (tokens, tokens)
+    assert report["bytes_per_token"] == store.bytes_per_token()
+    assert report["tokens_per_second"] == pytest.approx(tokens / report["seconds"])
+    assert store.describe().endswith(f"extracted at {report['tokens_per_second']:,.0f} tokens a second")
+    for name in (INDEX, "shard-00001.safetensors"):
+        (tmp_path / name).unlink()
+    extract(tmp_path, rows, target, key)
+    assert 0 < json.loads((tmp_path / REPORT).read_text())["extracted_tokens"] < tokens
+
+
+# --- long rows and large stores -------------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+def test_a_row_of_32k_tokens(tmp_path, tiny_target):
+    length = 32768
+    target = tiny_target("llama", layers=1, hidden=16, context=length, dtype=torch.float32)
+    ids = torch.randint(24, (length,), generator=torch.Generator().manual_seed(0)).tolist()
+    rows = [
+        EncodedRow("long", "all", ids, [0] * 100 + [1] * (length - 100)),
+        EncodedRow("short", "all", [1, 2], [0, 1]),
+    ]
+    store = extract(tmp_path, rows, target, store_key(rows, target, "digest", (0,), "bfloat16"))
+    batch = store.batch([0, 1])
+    assert batch.ids_BT.shape == (2, length)
+    assert batch.ids_BT[0].tolist() == ids
+    assert batch.taps_BTF.shape == (2, length, 16)
+    assert int(batch.answer_BT.sum()) == length - 100 + 1
+
+
+def fabricated(batch, _target, dtype, top_k=None):
+    """Features of 1 KiB a token, without a model."""
+    parts = defaultdict(list)
+    for row in batch:
+        length = len(row.ids)
+        parts["ids"].append(torch.tensor(row.ids))
+        parts["answer"].append(torch.tensor(row.mask, dtype=torch.bool))
+        parts["hidden"].append(torch.zeros(length, 128, dtype=dtype))
+        parts["taps"].append(torch.zeros(length, 128, dtype=dtype))
+        parts["log_normaliser"].append(torch.zeros(length))
+        parts["greedy"].append(torch.zeros(length, dtype=torch.long))
+    return parts
+
+
+def resident():
+    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+@pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="reads resident memory from /proc")
+def test_an_epoch_over_a_store_ten_times_as_large_takes_no_more_memory(tmp_path, target, monkeypatch):
+    """2 MiB and 20 MiB of features in shards of 1/4 MiB."""
+    monkeypatch.setattr(features, "row_features", fabricated)
+    grown = {}
+    for scale in (1, 10):
+        rows = [EncodedRow(str(i), "all", [1] * (50 + i % 29), [0] + [1] * (49 + i % 29)) for i in range(32 * scale)]
+        key = store_key(rows, target, "digest", TAPS, "float32")
+        store = extract_features(tmp_path / str(scale), rows, target, key, shard_tokens=256, progress=False)
+        del rows
+        gc.collect()
+        before, peak = resident(), 0
+        for batch in plan_epoch([store.length(row) for row in range(len(store))], 512, 0, 0):
+            store.batch(batch)
+            peak = max(peak, resident())
+        grown[scale] = peak - before
+        assert len(store._open) <= features.OPEN_SHARDS
+    size = sum(path.stat().st_size for path in (tmp_path / "10").glob("*.safetensors"))
+    assert size > 20e6
+    assert grown[10] < 10e6

@@ -174,3 +174,43 @@ def test_building_twice_from_one_seed_gives_the_same_weights(family, toy, tools,
     again = tools.drafter(toy.target, tools.config(family), rows)
     for name, value in toy.drafter.state_dict().items():
         assert torch.equal(value, again.state_dict()[name]), name
+
+
+def test_rows_of_a_batch_do_not_hear_of_each_other(toy, make_rows):
+    """Another text in one row: states, losses and gradients of all the others stay bit for bit as they were."""
+    batch = toy.batch
+    other = make_rows(toy.target, 1, answer=(4, 4), seed=9)[0].ids
+    for place in (0, len(batch.ids_BT) - 1):
+
+        def replaced(values: Tensor, with_: Tensor, at: int = place) -> Tensor:
+            values = values.clone()
+            values[at] = with_
+            return values
+
+        length = batch.ids_BT.shape[1]
+        noise = torch.Generator().manual_seed(0)
+        text = torch.tensor((other * length)[:length])
+        changed = replace(
+            batch,
+            ids_BT=replaced(batch.ids_BT, text),
+            hidden_BTH=replaced(batch.hidden_BTH, torch.randn(batch.hidden_BTH[0].shape, generator=noise)),
+            taps_BTF=replaced(batch.taps_BTF, torch.randn(batch.taps_BTF[0].shape, generator=noise)),
+        )
+        others = torch.arange(len(batch.ids_BT)) != place
+        for mode in (True, False):
+            toy.drafter.train(mode)
+            outputs = [toy.drafter(values).depths for values in (batch, changed)]
+            for one, two in zip(*outputs, strict=True):
+                assert torch.equal(one.hidden_BTH[others], two.hidden_BTH[others])
+        assert not torch.equal(outputs[0][0].hidden_BTH[place], outputs[1][0].hidden_BTH[place])
+        losses, gradients = [], []
+        for values in (batch, changed):
+            silent = replace(values, answer_BT=replaced(values.answer_BT, torch.zeros(length, dtype=torch.bool)))
+            toy.drafter.zero_grad()
+            loss = toy.loss(silent)
+            loss.backward()
+            losses.append(loss.detach())
+            gradients.append([parameter.grad.clone() for parameter in toy.drafter.parameters()])
+        assert losses[0] > 0
+        assert torch.equal(*losses)
+        assert all(torch.equal(one, two) for one, two in zip(*gradients, strict=True))
