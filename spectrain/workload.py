@@ -110,7 +110,7 @@ def _side(recipe: Recipe, chats: Any, tokenizer: Any) -> Side:
     if regenerate is None:
         rows, _ = encode_all(chats, tokenizer, limit)
         return Side(len(rows), sum(len(row.ids) for row in rows), sum(sum(row.mask) for row in rows))
-    prompts = [len(render_prompt(chat.prompt, tokenizer)) for chat in chats]
+    prompts = [len(render_prompt(chat, tokenizer)) for chat in chats]
     lengths = [(p, min(regenerate.max_new_tokens, limit - p)) for p in prompts if p < limit]
     if not lengths:
         raise SpectrainError(f"every prompt is longer than data.max_length, {limit} tokens; raise it")
