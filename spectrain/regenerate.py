@@ -102,7 +102,8 @@ def _answer(target: Target, batch: Sequence[Conversation], prompts: dict[str, li
     for conversation, prompt, generation in zip(batch, ids, generations, strict=True):
         text = target.tokenizer.decode(generation.tokens, skip_special_tokens=True)
         messages = [*(m.turn for m in conversation.prompt), {"role": "assistant", "content": text}]
-        rows.append({**conversation.labels, "messages": messages, "prompt_ids": prompt, "answer_ids": generation.tokens, "finished": generation.finished})
+        row = {**conversation.labels, "messages": messages}
+        rows.append(row | {"prompt_ids": prompt, "answer_ids": generation.tokens, "finished": generation.finished})
     return rows
 
 

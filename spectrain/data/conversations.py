@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -67,9 +68,7 @@ class EncodedRow:
     turn: int | None = None  # which answer (from 0), or None when the row holds them all
 
 
-def load_conversations(
-    paths: Path | str | Sequence[Path | str], dropped: Dropped | None = None
-) -> list[Conversation]:
+def load_conversations(paths: Path | str | Sequence[Path | str], dropped: Dropped | None = None) -> list[Conversation]:
     """Read chats in file order. A row has ``messages`` (role, content), ``conversations`` (from, value), or
     ``prompt`` (text or messages) with or without ``completion``; of several, the first named here counts.
     Optional: ``tools``, ``id`` (else a digest of the content), ``kind`` or ``category``, ``template`` and ``slots``,
@@ -144,8 +143,20 @@ def _ids(value: Any, where: str) -> tuple[int, ...]:
 def render_prompt(chat: Conversation | Sequence[Message], tokenizer: Any) -> list[int]:
     """Ids a server would feed for a chat up to its last answer, or for messages without tools as they are: the
     template with its generation prompt."""
-    messages, tools = (chat.prompt, chat.tools) if isinstance(chat, Conversation) else (chat, None)
-    return ChatTemplate(tokenizer).render([message.turn for message in messages], True, tools)
+    template = ChatTemplate(tokenizer)
+    if not isinstance(chat, Conversation):
+        return template.render([message.turn for message in chat], True)
+    with _naming(chat):
+        return template.render([message.turn for message in chat.prompt], True, chat.tools)
+
+
+@contextlib.contextmanager
+def _naming(chat: Conversation) -> Iterator[None]:
+    """A row's error says which row it is."""
+    try:
+        yield
+    except RowError as error:
+        raise RowError(error.reason, f"{chat.place or f'conversation {chat.id!r}'}: {error}") from error
 
 
 def from_sampled(conversation: Conversation) -> EncodedRow:
@@ -217,10 +228,8 @@ def _encode(conversation: Conversation, template: ChatTemplate) -> list[EncodedR
         return [_in_vocabulary(from_sampled(conversation), template)]
     turns = [message.turn for message in conversation.messages]
     answers = [i for i, turn in enumerate(turns) if turn["role"] == "assistant"]
-    try:
+    with _naming(conversation):
         spans = [template.span(turns[:i], turns[i], conversation.tools) for i in answers]
-    except RowError as error:
-        raise RowError(error.reason, f"{conversation.place or conversation.named}: {error}") from error
     if not spans:
         return []
     whole = spans[-1][0]

@@ -71,18 +71,19 @@ class Dropped:
         return ", ".join(f"{count} {REASONS[reason]}" for reason, count in self.counts.items())
 
     def describe(self) -> dict[str, Any]:
-        """Counts and places as JSON."""
-        return {"dropped": dict(self.counts), "dropped_at": {r: list(p) for r, p in self.places.items() if p}}
+        """Counts and, where there are any, places as JSON."""
+        places = {reason: list(found) for reason, found in self.places.items() if found}
+        return {"dropped": dict(self.counts), **({"dropped_at": places} if places else {})}
 
     def listing(self) -> str:
-        """Where rows lie that can be mended: one line a reason, too long ones apart. Empty when there are none."""
-        mended = [reason for reason in self.counts if reason not in ALWAYS and self[reason]]
-        return "\n".join(f"  {REASONS[reason]}: {self._where(reason)}" for reason in mended)
+        """Where the rows lie that could be mended: one line a reason. Empty when there are none."""
+        bad = [reason for reason in self.counts if reason not in ALWAYS and self[reason]]
+        return "\n".join(f"  {REASONS[reason]}: {self._where(reason)}" for reason in bad)
 
     def _where(self, reason: str) -> str:
         shown = self.places.get(reason, [])
         more = self[reason] - len(shown)
-        return ", ".join(shown) + (f" and {more} more" if more and shown else "" if shown else f"{more}")
+        return ", ".join([*shown, f"{more} more"] if more else shown)
 
 
 @contextlib.contextmanager

@@ -92,9 +92,7 @@ def _with_system(row: Row, entries: list[Any]) -> list[Any]:
 
 def _message(entry: Any, where: str, allow_empty_answer: bool) -> Message:
     if not isinstance(entry, dict):
-        raise RowError(
-            "bad_row", f"{where}: found {type(entry).__name__}, expected an object with role and content"
-        )
+        raise RowError("bad_row", f"{where}: found {type(entry).__name__}, expected an object with role and content")
     entry = {key: value for key, value in entry.items() if value is not None}  # Parquet fills gaps with null
     name = entry.get("role", entry.get("from"))
     if name == CALL_ROLE:
@@ -192,9 +190,7 @@ def _check_turns(messages: Sequence[Message], place: str) -> None:
     """Every answer needs a question before it. Which other orders make sense is the template's to judge."""
     roles = [message.role for message in messages]
     if "user" not in roles:
-        raise RowError(
-            "no_user_turn", f"{place}: no user turn (found {', '.join(roles)}); a conversation needs one"
-        )
+        raise RowError("no_user_turn", f"{place}: no user turn (found {', '.join(roles)}); a conversation needs one")
     early = next(_answers(roles[: roles.index("user")]), None)
     if early is not None:
         raise RowError(

@@ -37,12 +37,13 @@ class NearDuplicate:
 
 @dataclass(frozen=True)
 class LeakReport:
-    """What the check found that is no error: held-out conversations that resemble one in training."""
+    """Held-out conversations that resemble one in training, and those that are one."""
 
     train: int
     heldout: int
     threshold: float
     near_duplicates: tuple[NearDuplicate, ...]  # at most one for each held-out conversation
+    leaks: tuple[str, ...] = ()  # pairs that are the same
 
     def __str__(self) -> str:
         return (
@@ -98,22 +99,27 @@ def check_leaks(train: Sequence[Conversation], heldout: Sequence[Conversation], 
     in training (SpectrainError naming both); list those that merely resemble one (Jaccard ≥ ``threshold``), or
     refuse those as well.
     """
-    seen = {key: conversation.named for conversation in reversed(train) for key in _keys(conversation)}
-    leaks = [(held.named, seen[key], key) for held in heldout for key in _keys(held) if key in seen]
-    if leaks:
-        shown = "; ".join(f"{held} and {trained} ({_why(key)})" for held, trained, key in leaks[:5])
-        more = f"; and {len(leaks) - 5} more" if len(leaks) > 5 else ""
+    report = find_leaks(train, heldout, threshold)
+    if report.leaks:
+        more = f"; and {len(report.leaks) - 5} more" if len(report.leaks) > 5 else ""
         raise SpectrainError(
-            f"held-out conversations are also in training: {shown}{more}; "
+            f"held-out conversations are also in training: {'; '.join(report.leaks[:5])}{more}; "
             "remove one of each pair, or let split_conversations make the split"
         )
-    report = LeakReport(len(train), len(heldout), threshold, tuple(_near_duplicates(train, heldout, threshold)))
     if refuse_near and report.near_duplicates:
         raise SpectrainError(
             f"{report}: {'; '.join(map(str, report.near_duplicates[:5]))}; remove one of each pair, or only have them "
             "reported (data.near_duplicates: report)"
         )
     return report
+
+
+def find_leaks(train: Sequence[Conversation], heldout: Sequence[Conversation], threshold: float = 0.7) -> LeakReport:
+    """What ``check_leaks`` finds, with nothing refused."""
+    seen = {key: conversation.named for conversation in reversed(train) for key in _keys(conversation)}
+    leaks = [f"{held.named} and {seen[key]} ({_why(key)})" for held in heldout for key in _keys(held) if key in seen]
+    near = tuple(_near_duplicates(train, heldout, threshold))
+    return LeakReport(len(train), len(heldout), threshold, near, tuple(leaks))
 
 
 def _keys(conversation: Conversation) -> Iterator[tuple[str, str]]:

@@ -8,7 +8,6 @@ boundaries is refused by name.
 from __future__ import annotations
 
 import json
-import os
 import re
 from collections.abc import Mapping, Sequence
 from functools import cached_property
@@ -100,7 +99,7 @@ class ChatTemplate:
         shown = []
         for one in (call, _with_text(call)):
             try:
-                turns = [asked, {"role": "assistant", "content": "", "tool_calls": [one]}]
+                turns: list[Turn] = [asked, {"role": "assistant", "content": "", "tool_calls": [one]}]
                 shown.append(str(self._apply(turns, False, None, tokenize=False)))
             except RowError:
                 shown.append("")
@@ -151,7 +150,7 @@ class ChatTemplate:
         """Ids of what follows the prompt, where the whole text cuts into other tokens at the boundary, or where the
         generation prompt opens a trace that the template leaves out of a finished turn; None where nothing follows."""
         opened, closed = self._text(history, True, tools), self._text([*history, answer], False, tools)
-        same = len(os.path.commonprefix([opened, closed]))
+        same = _common(opened, closed)
         rest = closed[same:] if same == len(opened) else _with_trace(opened[same:], answer, closed[same:])
         if rest is None:
             return None
@@ -223,7 +222,7 @@ def _with_trace(opening: str, answer: Turn, visible: str) -> str | None:
     return trace + closing + gap + after
 
 
-def _common(one: Sequence[int], other: Sequence[int]) -> int:
+def _common(one: Sequence[Any], other: Sequence[Any]) -> int:
     """Length of the common prefix."""
     pairs = zip(one, other, strict=False)
     return next((i for i, (a, b) in enumerate(pairs) if a != b), min(len(one), len(other)))
