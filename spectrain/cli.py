@@ -15,8 +15,8 @@ def prepare(arguments: Sequence[str], name: str = "spectrain prepare") -> int:
     """Split chats, let the target answer them, extract its features."""
     parser = recipe_command(
         name,
-        "Split the chats, let the target answer them, and store its features. Resumes. With --audit only the chats are\n"
-        "read: what would be trained on, counted and shown. That needs the target's tokenizer and config.json alone.",
+        "Split the chats, let the target answer them, and store its features. Resumes. With --audit the chats are\n"
+        "only read: what would be trained on, counted and shown, by the target's tokenizer and config.json alone.",
         f"{name} {RECIPE}",
         "0 done; 1 disk or permissions, or an audit that finds what prepare would refuse",
     )

@@ -11,7 +11,10 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 from functools import cached_property
+from inspect import signature
 from typing import Any
+
+from transformers import PreTrainedTokenizerBase
 
 from spectrain.data.dropped import RowError
 from spectrain.data.messages import REASONING
@@ -19,11 +22,8 @@ from spectrain.errors import SpectrainError
 
 Turn = Mapping[str, Any]  # {"role": ..., "content": ..., ...}
 Tools = Sequence[Mapping[str, Any]]
-RESERVED = frozenset(
-    "add_generation_prompt chat_template continue_final_message conversation documents max_length messages padding "
-    "return_assistant_tokens_mask return_dict return_tensors sanitize_control_tokens tokenize tokenizer_kwargs tools "
-    "truncation".split()
-)  # what a template's own settings cannot be called
+# What a template's own settings cannot be called.
+RESERVED = frozenset(signature(PreTrainedTokenizerBase.apply_chat_template).parameters) | {"messages"}
 
 _SETTINGS = "spectrain_template_settings"
 _OPENING = re.compile(r"\s*<(\w+)>\s*")  # a generation prompt may open a reasoning trace
