@@ -25,7 +25,7 @@ def prepare(arguments: Sequence[str], name: str = "spectrain prepare") -> int:
     )
     options = parser.parse_intermixed_args(arguments)
     if options.audit:
-        from spectrain.commands import audit
+        from spectrain.audit import audit
 
         return 0 if audit(options) else 1
     from spectrain.config import load_recipe

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, TypeVar, get_args
@@ -112,23 +111,6 @@ def exactness(options: argparse.Namespace) -> int:
         write_json(Path(options.output), {**document, "target": shown_name(target.name)})
         print(f"numbers: {options.output}")
     return int(document["faults"])
-
-
-def audit(options: argparse.Namespace) -> bool:
-    """Count what a recipe would train on and show some of it; whether ``prepare`` would take it."""
-    from spectrain.config import load_recipe  # not needed by the others
-    from spectrain.data.audit_table import table
-    from spectrain.data.preview import chosen, colours, render_row
-    from spectrain.traffic import audit_recipe
-
-    found = audit_recipe(load_recipe(options.recipe, options.overrides))
-    colour = colours(sys.stdout)
-    print(table(found.document))
-    print(f"What is trained on, supervised tokens {'in green' if colour else 'in [[ ]]'}:\n")
-    for row in chosen(found.sides["train"].rows):
-        print(render_row(row, found.tokenizer, colour))
-    print(f"\nnumbers: {found.folder / 'audit.json'}, {found.folder / 'audit.md'}")
-    return not found.stops
 
 
 def tree(options: argparse.Namespace) -> None:
