@@ -109,7 +109,8 @@ CALLING = """
 {{- bos_token }}
 {%- for m in messages %}<|im_start|>{{ m.role }}
 
-{% if m.tool_calls %}{"name": "{{ m.tool_calls[0].function.name }}", "parameters": {{ m.tool_calls[0].function.arguments | tojson }}}<|eom_id|>
+{% if m.tool_calls %}{% set call = m.tool_calls[0].function -%}
+{"name": "{{ call.name }}", "parameters": {{ call.arguments | tojson }}}<|eom_id|>
 {%- else %}{{ m.content | trim }}<|eot_id|>{% endif %}
 {%- endfor %}
 {%- if add_generation_prompt %}<|im_start|>assistant
@@ -123,7 +124,8 @@ INST = """
 {%- else %}{% set system = '' %}{% set turns = messages %}{% endif %}
 {%- for m in turns %}
 {%- if (m.role == 'user') != (loop.index0 % 2 == 0) %}{{ raise_exception('roles must take turns') }}{% endif %}
-{%- if m.role == 'user' %}[INST] {{ (system if loop.first else '') + m.content }}[/INST]{% else %} {{ m.content }}<eos>{% endif %}
+{%- if m.role == 'user' %}[INST] {{ (system if loop.first else '') + m.content }}[/INST]
+{%- else %} {{ m.content }}<eos>{% endif %}
 {%- endfor %}"""
 
 # As Gemma: no system role, the assistant is called model.
