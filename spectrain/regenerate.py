@@ -45,7 +45,7 @@ def regenerate(target: Target, model_digest: str, conversations: Sequence[Conver
     file made with other prompts, another target or another sampler is an error. Prompts that leave no room for
     an answer in the target's context are an error that names the first.
     """
-    prompts = {c.id: render_prompt(c.prompt, target.tokenizer) for c in conversations}
+    prompts = {c.id: render_prompt(c, target.tokenizer) for c in conversations}
     _check_room(target, prompts, config.max_new_tokens)
     header = {
         "prompts": conversations_digest(conversations),
@@ -102,9 +102,7 @@ def _answer(target: Target, batch: Sequence[Conversation], prompts: dict[str, li
     for conversation, prompt, generation in zip(batch, ids, generations, strict=True):
         text = target.tokenizer.decode(generation.tokens, skip_special_tokens=True)
         messages = [*(m.turn for m in conversation.prompt), {"role": "assistant", "content": text}]
-        row: dict[str, Any] = {"id": conversation.id, "kind": conversation.kind, "messages": messages}
-        if conversation.template is not None:
-            row |= {"template": conversation.template, "slots": dict(conversation.slots or {})}
+        row = {**conversation.labels, "messages": messages}
         rows.append(row | {"prompt_ids": prompt, "answer_ids": generation.tokens, "finished": generation.finished})
     return rows
 
