@@ -23,6 +23,7 @@ from spectrain.data.batches import collate, plan_epoch, some_rows
 from spectrain.data.conversations import Conversation, EncodedRow, encode_all, load_conversations
 from spectrain.data.features import FeatureStore, extract_features, store_key
 from spectrain.data.split import check_leaks, conversations_digest, split_conversations
+from spectrain.distributed import whole
 from spectrain.drafters import TrainableDrafter, family_of
 from spectrain.drafters.ranks import RANKS_FILE, measure_ranks
 from spectrain.errors import SpectrainError
@@ -161,15 +162,14 @@ class Run:
                           prompts=training_prompts(self.recipe.training.on_policy, self.target, prepared.train,
                                                    self.recipe.data.max_length))  # fmt: skip
         trainer.run()
-        if PartialState().is_main_process:
-            latest = trainer.checkpoints.all()[-1] / "bundle"
-            if not _holds(self.bundle, latest):
+        with whole(drafter):
+            chosen = trainer.checkpoints.at(trainer.chosen) / "bundle"
+            if PartialState().is_main_process and not _holds(self.bundle, chosen):
                 with atomic_folder(self.bundle) as partial:
-                    shutil.copytree(latest, partial, dirs_exist_ok=True)
-                    drafter.set_progress(trainer.total_steps, trainer.total_steps)  # as it was when training ended
+                    shutil.copytree(chosen, partial, dirs_exist_ok=True)
                     self._write_ranks(partial, drafter, prepared.train_store)
         PartialState().wait_for_everyone()
-        self.say(f"bundle: {self.bundle}")
+        self.say(f"bundle: {self.bundle} ({trainer.choice})")
         return self.bundle
 
     def _write_ranks(self, folder: Path, drafter: TrainableDrafter, store: FeatureStore) -> None:

@@ -18,6 +18,9 @@ class OptimConfig(BaseModel):
     """AdamW with warm-up and cosine, in optimizer steps whatever the number of processes."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+    name: Literal["adamw", "adamw_fused", "adamw_8bit"] = Field(
+        "adamw", description="plain; one kernel a step; or moments in 8 bits (spectrain[8bit])"
+    )
     lr: float = Field(5e-5, gt=0)
     betas: tuple[float, float] = (0.9, 0.95)
     weight_decay: float = Field(0.0, ge=0)
@@ -49,7 +52,11 @@ class TrainingConfig(BaseModel):
     validate_every: int = Field(100, ge=1, description="optimizer steps")
     validation_depths: int = Field(5, ge=1, description="draft tokens a round that validation looks at")
     checkpoint_every: int = Field(200, ge=1, description="optimizer steps")
-    keep: int = Field(2, ge=1, description="latest checkpoints that stay on disk")
+    keep: int = Field(2, ge=1, description="latest checkpoints that stay on disk, besides the best one")
+    select: Literal["best", "last"] = Field(
+        "best", description="the run's bundle: of most tokens per round on the held-out rows, or of the last step"
+    )
+    patience: int | None = Field(None, ge=1, description="stop after so many validations without a better one")
     on_policy: OnPolicyConfig | None = Field(None, description="rows written during training, beside the prepared ones")
     tracker: Literal["none", "wandb", "tensorboard"] = "none"
 

@@ -33,7 +33,7 @@ from spectrain.shapes import Chain
 from spectrain.training import OptimConfig, Trainer, TrainingConfig
 
 ROOM = 18  # tokens of a micro-batch
-TIMES = {"seconds", "tokens_per_second"}
+TIMES = {"seconds", "tokens_per_second", "peak_memory"}
 FAMILIES = {
     "language_model": (LanguageModelDrafter, LanguageModelConfig(layers=(0, 4))),
     "eagle3": (Eagle3Drafter, Eagle3Config(depths=2, draft_vocab_size=16)),
