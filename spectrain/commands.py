@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, TypeVar, get_args
@@ -155,6 +156,14 @@ def estimate(options: argparse.Namespace) -> bool:
         write_json(Path(options.output), document)
         print(f"numbers: {options.output}")
     return room is None or shortage(document, room) is None
+
+
+def dry_run(options: argparse.Namespace) -> None:
+    """Print what training would do; once, however many processes were started."""
+    from spectrain.dry_run import dry_run as plan  # not needed by the others
+
+    if os.environ.get("RANK", "0") == "0":
+        print(plan(Path(options.recipe), options.overrides))
 
 
 def _target(options: argparse.Namespace, folder: Path | None) -> Target:

@@ -1,8 +1,8 @@
 """Processes of a training run: how they find each other, and how a drafter sharded over them is made whole for a while.
 
 The loop hands Accelerate one module, drafter and loss together. Where it is sharded (FSDP2), its forward gathers every
-parameter first, so that heads may be used as plain tensors anywhere inside it. Whatever uses the drafter outside of that
-forward (validation, generation, a bundle) has to ask for ``whole`` parameters, all processes together.
+parameter first, so that heads may be used as plain tensors anywhere inside it. Whatever uses the drafter outside of
+that forward (validation, generation, a bundle) asks for ``whole`` parameters, all processes together.
 """
 
 from __future__ import annotations
