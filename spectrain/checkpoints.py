@@ -121,10 +121,12 @@ class Checkpoints:
 
     def _name_best(self, selection: Selection) -> None:
         """Once the checkpoint that it names is there."""
-        best = self._best(selection)
-        if best is not None and self.accelerator.is_main_process:
-            named = {"step": selection.step, "tokens_per_round": selection.tokens_per_round}
-            write_json(self.folder / BEST_FILE, {"checkpoint": best.name, **named})
+        best, file = self._best(selection), self.folder / BEST_FILE
+        if best is None or not self.accelerator.is_main_process:
+            return
+        named = {"checkpoint": best.name, "step": selection.step, "tokens_per_round": selection.tokens_per_round}
+        if not file.exists() or json.loads(file.read_text(encoding="utf-8")) != named:
+            write_json(file, named)
 
     def _forget_old(self, selection: Selection) -> None:
         for old in self.all()[: -self.keep]:

@@ -28,15 +28,9 @@ def train(arguments: Sequence[str], name: str = "spectrain train") -> None:
     parser = recipe_command(name, text, example)
     parser.add_argument("--dry-run", action="store_true", help="say rows, steps, memory and time, and start nothing")
     options = parser.parse_intermixed_args(arguments)
-    if options.dry_run:
-        from spectrain.commands import dry_run
+    from spectrain.commands import train as command
 
-        dry_run(options)
-        return
-    from spectrain.config import load_recipe
-    from spectrain.pipeline import Run
-
-    Run(load_recipe(options.recipe, options.overrides)).train()
+    command(options)
 
 
 def run(arguments: Sequence[str], name: str = "spectrain run") -> None:

@@ -158,12 +158,16 @@ def estimate(options: argparse.Namespace) -> bool:
     return room is None or shortage(document, room) is None
 
 
-def dry_run(options: argparse.Namespace) -> None:
-    """Print what training would do; once, however many processes were started."""
-    from spectrain.dry_run import dry_run as plan  # not needed by the others
+def train(options: argparse.Namespace) -> None:
+    """Train a recipe; or say what that would do, once however many processes were started."""
+    from spectrain.config import load_recipe  # not needed by the others, as what follows
+    from spectrain.dry_run import dry_run
+    from spectrain.pipeline import Run
 
-    if os.environ.get("RANK", "0") == "0":
-        print(plan(Path(options.recipe), options.overrides))
+    if not options.dry_run:
+        Run(load_recipe(options.recipe, options.overrides)).train()
+    elif os.environ.get("RANK", "0") == "0":
+        print(dry_run(Path(options.recipe), options.overrides))
 
 
 def _target(options: argparse.Namespace, folder: Path | None) -> Target:

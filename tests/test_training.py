@@ -28,8 +28,7 @@ from spectrain.data.batches import collate, plan_epoch
 from spectrain.drafters.eagle3 import Eagle3Drafter
 from spectrain.drafters.scoring import score_batch
 from spectrain.errors import SpectrainError
-from spectrain.tracking import flatten
-from spectrain.training import Curriculum, OptimConfig, TrainingConfig
+from spectrain.training import Curriculum, OptimConfig, Trainer, TrainingConfig
 
 
 @pytest.fixture(scope="module")
@@ -289,6 +288,37 @@ def test_other_rows_do_not_go_on_from_here(lab, tmp_path):
         lab.trainer(tmp_path, epochs=3, store=lab.store_of("reversed", lab.rows[::-1])).run()
 
 
+@pytest.fixture(scope="module")
+def twenty(tmp_path_factory) -> Lab:
+    return Lab(tmp_path_factory.mktemp("twenty"), rows=20)
+
+
+def test_20_rows_stopped_at_step_7_of_epoch_2_and_resumed_twice(twenty, tmp_path):
+    """CASES C28: the same rows in the same order, rates, losses and weights."""
+
+    def trainer(folder: Path, seen: list[Any]) -> Trainer:
+        made = twenty.trainer(folder, epochs=3, checkpoint_every=4)
+        step = made._step
+        made._step = lambda batches, number: seen.append(batches) or step(batches, number)  # type: ignore[method-assign, func-returns-value]
+        return made
+
+    order: list[Any] = []
+    whole = trainer(tmp_path / "whole", order)
+    whole.run()
+    for epoch in range(3):
+        rows = [row for batches in order[20 * epoch : 20 * epoch + 20] for batch in batches for row in batch]
+        assert sorted(rows) == list(range(20))
+    pieces: list[list[Any]] = [[], [], []]
+    for seen, stop in zip(pieces, (20 + 7, 20 + 9), strict=False):
+        with pytest.raises(Killed):
+            stop_at(trainer(tmp_path / "broken", seen), stop).run()
+    last = trainer(tmp_path / "broken", pieces[2])
+    last.run()
+    assert pieces == [order[:26], order[24:28], order[28:]]
+    assert metrics(tmp_path / "broken") == metrics(tmp_path / "whole")
+    assert_bit_equal(weights(last), weights(whole))
+
+
 # --- health ---------------------------------------------------------------------------------------------------------
 
 
@@ -312,6 +342,27 @@ def test_a_loss_that_is_not_a_number_stops_with_the_rows_and_changes_nothing(lab
     assert "nan" in str(caught.value)
     assert_bit_equal(weights(trainer), before[-1])
     assert len(metrics(tmp_path)) == at if at else not (tmp_path / "metrics.jsonl").read_text()
+
+
+def test_of_several_micro_batches_the_one_that_is_no_number_is_named(lab, tmp_path, monkeypatch):
+    def poisoned(store: Any, rows: Any, device: Any) -> Any:
+        batch = collate(store, rows, device)
+        return replace(batch, taps_BTF=batch.taps_BTF * torch.nan) if 3 in rows else batch
+
+    monkeypatch.setattr(training, "collate", poisoned)
+    with pytest.raises(SpectrainError, match=r"at step 1 \(rows \[\[3\]\]\): training has diverged"):
+        lab.trainer(tmp_path, accumulation=8).run()
+    assert not (tmp_path / "checkpoints").exists()
+
+
+def test_a_run_of_another_optimizer_does_not_go_on_from_here(lab, tmp_path):
+    """And one of the usual optimizer says nothing of it, as before there was a choice."""
+    trainer = lab.trainer(tmp_path)
+    assert "name" not in trainer.checkpoints.run["optim"]
+    with pytest.raises(Killed):
+        stop_at(trainer, 7).run()
+    with pytest.raises(SpectrainError, match=r"optim.*name"):
+        lab.trainer(tmp_path, optim={"name": "adamw_fused"}).run()
 
 
 def test_validation_is_the_score_of_the_held_out_rows(lab, tmp_path):
@@ -342,10 +393,3 @@ def test_bfloat16_computes_in_half_and_keeps_full_weights(lab, tmp_path):
     assert 1e-5 < (half - full).norm() / full.norm() < 5e-2
     assert (trainer.drafter.norm.weight != 1).all()  # in bfloat16 a step this small would be lost
     assert trainer.validate().alpha[0] > 0
-
-
-def test_metrics_are_flattened_for_trackers():
-    nested = {"loss": 1.0, "validation": {"alpha": [0.5, 0.25], "deep": {"x": 1}}, "step": 3}
-    assert flatten(nested) == {
-        "loss": 1.0, "validation/alpha/0": 0.5, "validation/alpha/1": 0.25, "validation/deep/x": 1, "step": 3,
-    }  # fmt: skip
