@@ -10,7 +10,7 @@ import difflib
 import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
@@ -44,6 +44,8 @@ class TargetConfig(_Part):
     revision: str | None = None
     dtype: str = "float32"
     attention: str | None = None
+    device: str = Field("auto", description="auto is each process's own; or cpu, cuda:1")
+    device_map: Literal["auto"] | None = Field(None, description="auto spreads the layers over several devices")
 
 
 class DataConfig(_Part):

@@ -65,11 +65,17 @@ class Run:
 
     @cached_property
     def target(self) -> Target:
-        config = self.recipe.target
-        device = str(PartialState().device)  # each process has its own
+        config, state = self.recipe.target, PartialState()
+        if config.device_map is not None and state.num_processes > 1:
+            raise SpectrainError(
+                f"target.device_map spreads the target over all devices, and {state.num_processes} processes would "
+                "each do so; prepare with one process, or leave it out"
+            )
+        device = str(state.device) if config.device == "auto" else config.device  # each process has its own
         return load_target(
-            config.name, revision=config.revision, dtype=config.dtype, device=device, attention=config.attention
-        )
+            config.name, revision=config.revision, dtype=config.dtype, device=device, attention=config.attention,
+            device_map=config.device_map,
+        )  # fmt: skip
 
     def say(self, text: str) -> None:
         if self.progress and PartialState().is_main_process:
@@ -140,6 +146,7 @@ class Run:
             family = self.recipe.drafter.type
             raise SpectrainError(f"drafter type {family!r} has nothing to train; measure it as one of the baselines")
         prepared = self.prepare()
+        _check_device(self.target.device, PartialState().device)
         counts_V = torch.zeros(self.target.vocab_size, dtype=torch.long)
         for row in prepared.train_rows:
             answers = torch.tensor(row.ids)[torch.tensor(row.mask, dtype=torch.bool)]
@@ -249,6 +256,15 @@ def warm_start(drafter: TrainableDrafter, folder: Path, target: Target, *, remap
         own = target_of(folder, contents.manifest)
         notes.append(f"warm start: the bundle was trained for another target, {own}: {models.first_difference}")
     return (*notes, *drafter.warm_start(unbound_drafter(contents), target, remap=remap))
+
+
+def _check_device(target: torch.device, training: torch.device) -> None:
+    """A drafter in training borrows the target's embedding and head, so they have to lie where it does."""
+    if (target.type, target.index or 0) != (training.type, training.index or 0):
+        raise SpectrainError(
+            f"target.device is {target}, but training runs on {training}; leave target.device out, or start training "
+            "there (CUDA_VISIBLE_DEVICES=1, ACCELERATE_USE_CPU=true)"
+        )
 
 
 def _check_same_rows(path: Path, counts: dict[str, dict[str, Any]]) -> None:

@@ -38,7 +38,8 @@ class Tracking:
 
     def finish(self, picture: Path, chosen: int) -> None:
         """Close the tracker and draw the run; ``chosen`` is the step that the bundle is of."""
-        self.accelerator.end_training()
+        for tracker in self.accelerator.trackers:  # not `end_training`: processes still have to wait for each other
+            tracker.finish()
         if self.accelerator.is_main_process:
             draw(self.metrics.read(), chosen, picture)
 

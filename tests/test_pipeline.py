@@ -4,6 +4,7 @@ import errno
 import json
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -625,3 +626,18 @@ def test_a_tree_that_the_bundle_cannot_fill_is_named_on_the_command_line(
     assert cli.guarded(cli.evaluate, [str(part) for part in (*options, "--tree", tree)], "spectrain evaluate") == 2
     assert message in capsys.readouterr().err
     assert not output.exists()
+
+
+def test_a_target_elsewhere_than_training_is_refused():
+    pipeline._check_device(torch.device("cuda"), torch.device("cuda", 0))
+    with pytest.raises(
+        SpectrainError, match=r"target\.device is cuda:1, but training runs on cuda:0.*CUDA_VISIBLE_DEV"
+    ):
+        pipeline._check_device(torch.device("cuda", 1), torch.device("cuda", 0))
+
+
+def test_a_spread_target_is_for_one_process(recipe, monkeypatch):
+    run = fresh(recipe, "target.device_map=auto")
+    monkeypatch.setattr(pipeline, "PartialState", lambda: SimpleNamespace(num_processes=2, device=torch.device("cpu")))
+    with pytest.raises(SpectrainError, match=r"target\.device_map .* 2 processes"):
+        run.target  # noqa: B018 (loads it)

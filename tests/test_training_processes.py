@@ -12,6 +12,8 @@ from processes import run_script
 from safetensors.torch import load_file
 from training_lab import LONGEST, Lab, first_gradients, metrics, weights
 
+from spectrain.bundle import read_bundle
+
 pytestmark = pytest.mark.slow
 ROWS = 8
 
@@ -117,6 +119,24 @@ def test_warm_up_peaks_at_optimizer_step_10(lab, alone, two, tmp_path, processes
         assert rates[:10] == pytest.approx([1e-3 * step / 10 for step in range(1, 11)])
         assert max(rates) == rates[9] == pytest.approx(1e-3)
         assert rates[10] < rates[9]
+
+
+COMMAND = """
+import sys
+tests, recipe = sys.argv[1:]
+from spectrain.cli import train
+train([recipe])
+"""
+
+
+def test_the_command_leaves_one_bundle(make_recipe, tmp_path):
+    """Processes still wait for each other when training is over."""
+    said = run_script(COMMAND, tmp_path / "script", [str(make_recipe(tmp_path))], 2)
+    contents = read_bundle(tmp_path / "run" / "bundle")
+    assert contents.manifest.drafter["type"] == "eagle3"
+    assert said.count("bundle: ") == 1
+    best = json.loads((tmp_path / "run" / "training" / "checkpoints" / "best.json").read_text())
+    assert f"(step {best['step']} of " in said
 
 
 # --- sharded --------------------------------------------------------------------------------------------------------

@@ -23,7 +23,8 @@ from spectrain.attention import context
 from spectrain.data.conversations import EncodedRow
 from spectrain.errors import SpectrainError
 from spectrain.files import atomic_file, file_digest, json_digest, write_json
-from spectrain.target import TAP_CONVENTION, Target
+from spectrain.taps import TAP_CONVENTION
+from spectrain.target import Target
 
 INDEX = "index.json"
 
