@@ -160,15 +160,14 @@ def estimate(options: argparse.Namespace) -> bool:
 
 def train(options: argparse.Namespace) -> None:
     """Train a recipe; or say what that would do, once however many processes were started."""
-    from accelerate import PartialState  # not needed by the others, as what follows
-
-    from spectrain.config import load_recipe
+    from spectrain.config import load_recipe  # not needed by the others, as what follows
+    from spectrain.distributed import processes
     from spectrain.dry_run import dry_run
     from spectrain.pipeline import Run
 
     if not options.dry_run:
         Run(load_recipe(options.recipe, options.overrides)).train()
-        PartialState().destroy_process_group()
+        processes().destroy_process_group()
     elif os.environ.get("RANK", "0") == "0":
         print(dry_run(Path(options.recipe), options.overrides))
 

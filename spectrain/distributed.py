@@ -13,13 +13,18 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import torch
-from accelerate import Accelerator
+from accelerate import Accelerator, PartialState
 from accelerate.utils import set_seed
 from torch import nn
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 
 from spectrain.errors import SpectrainError
+
+
+def processes() -> PartialState:
+    """The processes that this one was started among. Accelerate's own first look overlooks those on CPUs."""
+    return PartialState(cpu=os.environ.get("ACCELERATE_USE_CPU", "").lower() in ("1", "true", "yes", "on"))
 
 
 def start_accelerator(folder: Path, *, precision: str, seed: int, tracker: str) -> Accelerator:

@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from accelerate import PartialState
 
 from spectrain.bundle import read_bundle, resolve_bundle, save_drafter, unbound_drafter
 from spectrain.config import Recipe
@@ -23,7 +22,7 @@ from spectrain.data.batches import collate, plan_epoch, some_rows
 from spectrain.data.conversations import Conversation, EncodedRow, encode_all, load_conversations
 from spectrain.data.features import FeatureStore, extract_features, store_key
 from spectrain.data.split import check_leaks, conversations_digest, split_conversations
-from spectrain.distributed import whole
+from spectrain.distributed import processes, whole
 from spectrain.drafters import TrainableDrafter, family_of
 from spectrain.drafters.ranks import RANKS_FILE, measure_ranks
 from spectrain.errors import SpectrainError
@@ -65,7 +64,7 @@ class Run:
 
     @cached_property
     def target(self) -> Target:
-        config, state = self.recipe.target, PartialState()
+        config, state = self.recipe.target, processes()
         if config.device_map is not None and state.num_processes > 1:
             raise SpectrainError(
                 f"target.device_map spreads the target over all devices, and {state.num_processes} processes would "
@@ -78,7 +77,7 @@ class Run:
         )  # fmt: skip
 
     def say(self, text: str) -> None:
-        if self.progress and PartialState().is_main_process:
+        if self.progress and processes().is_main_process:
             print(text, flush=True)
 
     # --- prepare ----------------------------------------------------------------------------------------------
@@ -101,7 +100,7 @@ class Run:
 
     def prepare(self) -> Prepared:
         """Split, let the target answer, encode, and extract features. The main process works, then the others read."""
-        with PartialState().main_process_first():
+        with processes().main_process_first():
             return self._prepare()
 
     def _prepare(self) -> Prepared:
@@ -146,7 +145,7 @@ class Run:
             family = self.recipe.drafter.type
             raise SpectrainError(f"drafter type {family!r} has nothing to train; measure it as one of the baselines")
         prepared = self.prepare()
-        _check_device(self.target.device, PartialState().device)
+        _check_device(self.target.device, processes().device)
         counts_V = torch.zeros(self.target.vocab_size, dtype=torch.long)
         for row in prepared.train_rows:
             answers = torch.tensor(row.ids)[torch.tensor(row.mask, dtype=torch.bool)]
@@ -171,11 +170,11 @@ class Run:
         trainer.run()
         with whole(drafter):
             chosen = trainer.checkpoints.at(trainer.chosen) / "bundle"
-            if PartialState().is_main_process and not _holds(self.bundle, chosen):
+            if processes().is_main_process and not _holds(self.bundle, chosen):
                 with atomic_folder(self.bundle) as partial:
                     shutil.copytree(chosen, partial, dirs_exist_ok=True)
                     self._write_ranks(partial, drafter, prepared.train_store)
-        PartialState().wait_for_everyone()
+        processes().wait_for_everyone()
         self.say(f"bundle: {self.bundle} ({trainer.choice})")
         return self.bundle
 
@@ -203,7 +202,7 @@ class Run:
             raise SpectrainError(
                 f"warm_start.bundle {config.bundle} is what this run will write; choose another output"
             )
-        with PartialState().main_process_first():
+        with processes().main_process_first():
             folder = resolve_bundle(config.bundle, config.revision)
         notes = warm_start(drafter, folder, self.target, remap=config.remap)
         for note in notes:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-import json
 
 import pytest
 import torch
@@ -14,14 +13,19 @@ from spectrain.schedule import OptimConfig
 
 
 def trained(name: str) -> torch.Tensor:
+    return steps(name)[0]
+
+
+def steps(name: str) -> tuple[torch.Tensor, torch.optim.Optimizer]:
+    """A matrix after five steps, and what took them. Bitsandbytes keeps small tensors' moments whole."""
     torch.manual_seed(0)
-    weight, data = torch.nn.Parameter(torch.randn(8, 8)), torch.randn(4, 8)
+    weight, data = torch.nn.Parameter(torch.randn(128, 128)), torch.randn(4, 128)
     optimizer = build_optimizer(OptimConfig(name=name, weight_decay=0.1), [{"params": [weight], "lr": 1e-2}])
     for _ in range(5):
         optimizer.zero_grad()
         (data @ weight).square().mean().backward()
         optimizer.step()
-    return weight.detach()
+    return weight.detach(), optimizer
 
 
 def test_fused_is_the_plain_one_up_to_rounding():
@@ -34,8 +38,8 @@ def test_fused_is_fused():
     assert build_optimizer(OptimConfig(name="adamw_fused"), [group]).defaults["fused"] is True
 
 
-def test_fused_is_refused_where_the_device_has_none():
-    group = {"params": [torch.nn.Parameter(torch.ones(1, device="meta"))], "lr": 1e-2}
+def test_fused_is_refused_where_torch_has_no_kernel_for_it():
+    group = {"params": [torch.nn.Parameter(torch.ones(1, dtype=torch.complex64))], "lr": 1e-2}
     with pytest.raises(SpectrainError, match=r"adamw_fused does not work here .* use optim\.name=adamw"):
         build_optimizer(OptimConfig(name="adamw_fused"), [group])
 
@@ -48,4 +52,8 @@ def test_8_bit_names_what_to_install():
 
 @pytest.mark.skipif(importlib.util.find_spec("bitsandbytes") is None, reason="bitsandbytes is not installed")
 def test_8_bit_has_small_moments_and_learns():
-    assert json.dumps(trained("adamw_8bit").tolist()) != json.dumps(trained("adamw").tolist())
+    weight, optimizer = steps("adamw_8bit")
+    plain, _ = steps("adamw")
+    state = next(iter(optimizer.state.values()))
+    assert state["state1"].dtype == state["state2"].dtype == torch.uint8
+    assert 0 < (weight - plain).norm() < 1e-2 * plain.norm()

@@ -638,6 +638,6 @@ def test_a_target_elsewhere_than_training_is_refused():
 
 def test_a_spread_target_is_for_one_process(recipe, monkeypatch):
     run = fresh(recipe, "target.device_map=auto")
-    monkeypatch.setattr(pipeline, "PartialState", lambda: SimpleNamespace(num_processes=2, device=torch.device("cpu")))
+    monkeypatch.setattr(pipeline, "processes", lambda: SimpleNamespace(num_processes=2, device=torch.device("cpu")))
     with pytest.raises(SpectrainError, match=r"target\.device_map .* 2 processes"):
         run.target  # noqa: B018 (loads it)

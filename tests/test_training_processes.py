@@ -154,7 +154,7 @@ from training_lab import Killed, Lab, stop_at
 
 torch.set_num_threads(1)
 # Accelerate shards on accelerators only; on CPUs everything after this check is the same.
-PartialState()._shared_state["distributed_type"] = DistributedType.MULTI_GPU
+PartialState(cpu=True)._shared_state["distributed_type"] = DistributedType.MULTI_GPU
 lab, out = Lab(Path(folder)), Path(out)
 
 def trainer(name):
