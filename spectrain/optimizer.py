@@ -13,17 +13,12 @@ from spectrain.schedule import OptimConfig
 def build_optimizer(config: OptimConfig, groups: list[dict[str, Any]]) -> torch.optim.Optimizer:
     """The optimizer of these parameter groups, each with its ``lr``.
 
-    Raises SpectrainError where the form asked for is not installed or not made for the parameters' device.
+    Raises SpectrainError where what it needs is not installed.
     """
     settings: dict[str, Any] = {"lr": config.lr, "betas": config.betas, "weight_decay": config.weight_decay}
     if config.name == "adamw_8bit":
         return _eight_bit()(groups, **settings)
-    if config.name == "adamw":
-        return torch.optim.AdamW(groups, **settings)
-    try:
-        return torch.optim.AdamW(groups, fused=True, **settings)
-    except RuntimeError as error:  # torch knows which devices have the fused kernel
-        raise SpectrainError(f"optim.name: adamw_fused does not work here ({error}); use optim.name=adamw") from error
+    return torch.optim.AdamW(groups, fused=True if config.name == "adamw_fused" else None, **settings)
 
 
 def _eight_bit() -> Any:

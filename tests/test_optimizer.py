@@ -38,12 +38,6 @@ def test_fused_is_fused():
     assert build_optimizer(OptimConfig(name="adamw_fused"), [group]).defaults["fused"] is True
 
 
-def test_fused_is_refused_where_torch_has_no_kernel_for_it():
-    group = {"params": [torch.nn.Parameter(torch.ones(1, dtype=torch.complex64))], "lr": 1e-2}
-    with pytest.raises(SpectrainError, match=r"adamw_fused does not work here .* use optim\.name=adamw"):
-        build_optimizer(OptimConfig(name="adamw_fused"), [group])
-
-
 @pytest.mark.skipif(importlib.util.find_spec("bitsandbytes") is not None, reason="bitsandbytes is installed")
 def test_8_bit_names_what_to_install():
     with pytest.raises(SpectrainError, match=r"adamw_8bit needs bitsandbytes.*install spectrain\[8bit\]"):
