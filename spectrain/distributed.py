@@ -19,6 +19,7 @@ from torch import nn
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 
+from spectrain.drafters.base import TrainableDrafter
 from spectrain.errors import SpectrainError
 
 
@@ -50,9 +51,16 @@ def start_accelerator(folder: Path, *, precision: str, seed: int, tracker: str) 
     return accelerator
 
 
-def check_sharding(module: nn.Module) -> None:
-    """SpectrainError where parts are sharded on their own: drafters call methods of their layers, past their hooks."""
-    inner = [name for name, part in module.named_modules() if name and isinstance(part, FSDPModule)]
+def check_sharding(module: nn.Module, drafter: TrainableDrafter) -> None:
+    """SpectrainError where parts are sharded on their own: drafters call methods of their layers, past their hooks. And
+    where the target would have to be sharded with the drafter."""
+    sharded = [name for name, part in module.named_modules() if isinstance(part, FSDPModule)]
+    if sharded and not drafter.shardable:
+        raise SpectrainError(
+            f"this {type(drafter).__name__} also trains weights inside the target, which are not sharded with it; use "
+            "recipes/accelerate/gpus.yaml"
+        )
+    inner = [name for name in sharded if name]
     if inner:
         raise SpectrainError(
             f"fsdp_auto_wrap_policy: {inner[0]} was sharded as a part of its own, and a drafter is sharded as a whole; "

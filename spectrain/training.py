@@ -72,7 +72,7 @@ class Trainer:
         self.scheduler = LambdaLR(optimizer, lambda done: optim.rate(done + 1, self.total_steps))
         self.lr_scale = parts[0]["lr_scale"]
         self.module, self.optimizer = self.accelerator.prepare(module, optimizer)
-        check_sharding(self.module)
+        check_sharding(self.module, drafter)
         # Of the optimizer, for where they are sharded, others have taken the place of the drafter's own.
         self.parameters = [parameter for group in self.optimizer.param_groups for parameter in group["params"]]
         self.accelerator.register_for_checkpointing(self.scheduler)
