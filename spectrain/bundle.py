@@ -14,7 +14,7 @@ from typing import Any
 from huggingface_hub import snapshot_download
 from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
 from torch import Tensor
-from transformers import AutoTokenizer
+from transformers import CONFIG_MAPPING, AutoTokenizer, PreTrainedConfig
 
 from spectrain import interop
 from spectrain.drafters.base import OWN_TARGET, TrainableDrafter
@@ -232,7 +232,10 @@ def resolve_bundle(name_or_path: str | Path, revision: str | None = None) -> Pat
 
 
 def _load_tokenizer(folder: Path) -> Any:
-    return AutoTokenizer.from_pretrained(folder, trust_remote_code=False, local_files_only=True)
+    """The tokenizer of the folder, whose config.json may be of a kind that servers know and transformers does not."""
+    foreign = interop.read_config(folder).get("model_type") not in CONFIG_MAPPING
+    config = {"config": PreTrainedConfig()} if foreign else {}  # else it would be read, with a warning
+    return AutoTokenizer.from_pretrained(folder, trust_remote_code=False, local_files_only=True, **config)
 
 
 def _storage_dtype(tensors: Mapping[str, Tensor]) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, TypeVar, get_args
@@ -138,17 +139,25 @@ def estimate(options: argparse.Namespace) -> bool:
     from spectrain import estimate as counting  # not needed by the others
     from spectrain.config import load_recipe
     from spectrain.estimate_table import GIB, shortage, table
-    from spectrain.workload import rates, workload
+    from spectrain.workload import check_positive, rates, workload
 
     if options.measure and (options.tflops is not None or options.bandwidth is not None):
         raise SpectrainError("--measure, and --tflops or --bandwidth: measured or given, not both; leave one out")
-    if options.device_memory is not None and options.device_memory <= 0:
-        raise SpectrainError(f"--device-memory {options.device_memory}: expected more than 0 GiB")
+    check_positive({"--device-memory": options.device_memory, "--tflops": options.tflops,
+                    "--bandwidth": options.bandwidth})  # fmt: skip
+
+    def say(what: str) -> None:
+        print(f"estimate: {what} ...", file=sys.stderr, flush=True)
+
     path = Path(options.recipe)
     recipe = load_recipe(path, options.overrides)
+    say(f"laying out {recipe.target.name} and its drafter without weights")
     target = counting.blueprint(recipe, counting.load_config(recipe, path, options.config))
+    say("counting tokens")
     work = workload(recipe, tokens=options.tokens, answer_share=options.answer_share, row_tokens=options.row_tokens)
+    say("taking the device's rates, as given or measured")
     speed = rates(target.dtype, tflops=options.tflops, bandwidth=options.bandwidth, utilisation=options.utilisation)
+    say("running a training step on shapes alone")
     document = counting.estimate(recipe, target, work, speed, options.processes)
     room = None if options.device_memory is None else options.device_memory * GIB
     print(table(document, room))

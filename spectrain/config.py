@@ -125,6 +125,15 @@ class Recipe(_Part):
                                  "tokens ahead; lower it")  # fmt: skip
         return self
 
+    @model_validator(mode="after")
+    def _depths_can_be_weighed(self) -> Recipe:
+        if self.drafter.trainable:
+            try:
+                self.loss.check_depths(self.drafter.trained_depths, self.drafter.type)
+            except SpectrainError as error:
+                raise ValueError(str(error)) from error
+        return self
+
 
 def load_recipe(path: Path | str, overrides: Sequence[str] = ()) -> Recipe:
     """Read a recipe and apply ``key.path=value`` overrides (values are YAML); SpectrainError on anything unknown."""

@@ -204,11 +204,12 @@ class _Plan:
         """Seconds of each stage; and ``training_flops_per_token``."""
         sides = (self.work.train, self.work.heldout)
         train_flops, validate_flops = self._row_flops()
-        tokens, epochs = self.work.train.tokens, self.recipe.training.epochs
-        per_step = self.recipe.training.micro_batch_tokens * self.recipe.training.accumulation * self.processes
-        steps = max(1, -(-tokens // per_step)) * epochs
+        tokens, training = self.work.train.tokens, self.recipe.training
+        an_epoch = max(1, -(-tokens // (training.micro_batch_tokens * training.accumulation * self.processes)))
+        steps = min(an_epoch * training.epochs, training.steps or an_epoch * training.epochs)
+        epochs = steps / an_epoch
         speed = self.rates.effective
-        validations = max(1, steps // self.recipe.training.validate_every)
+        validations = max(1, steps // training.validate_every)
         seconds: dict[str, float] = {
             "answers": sum(map(self._answer_seconds, sides)) if self.recipe.regenerate else 0.0,
             "features": sum(map(self._feature_seconds, sides)),

@@ -97,8 +97,19 @@ def read_manifest(folder: Path | str) -> Manifest:
 
 
 def target_of(folder: Path | str, manifest: Manifest) -> str | None:
-    """Where the bundle's target lies: in the bundle itself, or under the name that its manifest gives, if any."""
-    return manifest.target.name if manifest.derived_from is None else str(Path(folder) / OWN_TARGET)
+    """Where the bundle's target lies: in the bundle itself, or under the name that its manifest gives, if any.
+
+    SpectrainError where files of one in the bundle are missing.
+    """
+    if manifest.derived_from is None:
+        return manifest.target.name
+    own = (name for name in sorted(manifest.files) if name.startswith(f"{OWN_TARGET}/"))
+    missing = next((name for name in own if not (Path(folder) / name).is_file()), None)
+    if missing is not None:
+        raise SpectrainError(
+            f"{folder} is incomplete: {missing}, a file of its own target, is missing; fetch or copy the bundle again"
+        )
+    return str(Path(folder) / OWN_TARGET)
 
 
 def target_record(folder: Path | str, manifest: Manifest) -> TargetRecord:

@@ -111,7 +111,7 @@ class OnPolicy:
     def __init__(self, config: OnPolicyConfig, prompts: Prompts, drafter: TrainableDrafter, folder: Path,
                  accelerator: Accelerator, tokens: int) -> None:  # fmt: skip
         check_shape(Chain(config.k), deepest=drafter.deepest, columns=drafter.columns, trees=drafter.trees,
-                    name=f"training.on_policy: {type(drafter).__name__}")  # fmt: skip
+                    name=f"training.on_policy: {drafter.name}")  # fmt: skip
         self.config, self.target, self.drafter, self.folder = config, prompts.target, drafter, folder
         self.accelerator, self.tokens = accelerator, tokens
         limits = {"training.micro_batch_tokens": tokens, "data.max_length": prompts.max_length}

@@ -8,6 +8,7 @@ in ``prepared``, where recipes with the same target and traffic share them.
 from __future__ import annotations
 
 import json
+import os
 import shutil
 from dataclasses import asdict, dataclass
 from functools import cached_property
@@ -16,7 +17,8 @@ from typing import Any
 
 import torch
 
-from spectrain.bundle import read_bundle, resolve_bundle, save_drafter, unbound_drafter
+from spectrain.attention import context
+from spectrain.bundle import save_drafter
 from spectrain.config import Recipe
 from spectrain.data.batches import collate, plan_epoch, some_rows
 from spectrain.data.conversations import Conversation, EncodedRow, encode_all, load_conversations
@@ -29,13 +31,14 @@ from spectrain.errors import SpectrainError
 from spectrain.evaluation.acceptance import AcceptanceConfig
 from spectrain.evaluation.bundles import evaluate_bundle
 from spectrain.files import atomic_folder, file_digest, write_json
-from spectrain.identity import compare, compare_targets, first_difference, tokenizer_identity
+from spectrain.identity import first_difference
 from spectrain.interop import WEIGHTS_FILE
-from spectrain.manifest import read_manifest, target_of
+from spectrain.manifest import read_manifest
 from spectrain.on_policy import training_prompts
 from spectrain.regenerate import regenerate
 from spectrain.target import Target, load_target
 from spectrain.training import Trainer
+from spectrain.warm_start import find_start, warm_start
 
 RANKED_TOKENS = 2000  # answer tokens that the ranks of a bundle are measured on
 
@@ -61,6 +64,8 @@ class Run:
     def __init__(self, recipe: Recipe, *, progress: bool = True) -> None:
         self.recipe, self.folder, self.progress = recipe, Path(recipe.output), progress
         self.prepared = Path(recipe.prepared or recipe.output)
+        _check_writable("output", self.folder)
+        _check_writable("prepared", self.prepared)
 
     @cached_property
     def target(self) -> Target:
@@ -105,13 +110,14 @@ class Run:
 
     def _prepare(self) -> Prepared:
         data = self.recipe.data
+        taps = self.recipe.drafter.taps(self.target)
+        self._check_context()
         sides = dict(zip(("train", "heldout"), self.conversations(), strict=True))
         if self.recipe.regenerate is not None:
             for side, chats in sides.items():
                 path = regenerate(self.target, self.target.identity().digest, chats, self.recipe.regenerate,
                                   self.prepared / "data" / f"{side}.jsonl", progress=self.progress)  # fmt: skip
                 sides[side] = load_conversations(path)
-        taps = self.recipe.drafter.taps(self.target)
         rows, keys, counts = {}, {}, {}
         for side, chats in sides.items():
             rows[side], dropped = encode_all(chats, self.target.tokenizer, data.max_length)
@@ -133,6 +139,14 @@ class Run:
         return Prepared(**sides, train_rows=rows["train"], heldout_rows=rows["heldout"], train_store=stores["train"],
                         heldout_store=stores["heldout"])  # fmt: skip
 
+    def _check_context(self) -> None:
+        longest, read = self.recipe.data.max_length, self.recipe.drafter.context(self.target)
+        if read is not None and read < min(longest, context(self.target.config) or longest):
+            raise SpectrainError(
+                f"data.max_length: found {longest}, but this recipe's drafter has a context of {read} tokens; lower "
+                "data.max_length, or give the drafter a longer context"
+            )
+
     # --- train ------------------------------------------------------------------------------------------------
 
     @property
@@ -144,15 +158,16 @@ class Run:
         if not self.recipe.drafter.trainable:
             family = self.recipe.drafter.type
             raise SpectrainError(f"drafter type {family!r} has nothing to train; measure it as one of the baselines")
-        prepared = self.prepare()
         _check_device(self.target.device, processes().device)
+        start = self._start()  # before hours of preparation
+        prepared = self.prepare()
         counts_V = torch.zeros(self.target.vocab_size, dtype=torch.long)
         for row in prepared.train_rows:
             answers = torch.tensor(row.ids)[torch.tensor(row.mask, dtype=torch.bool)]
             counts_V += torch.bincount(answers, minlength=len(counts_V))
         torch.manual_seed(self.recipe.training.seed)
         drafter = family_of(self.recipe.drafter).build(self.recipe.drafter, self.target, counts_V)
-        origin = self._warm_start(drafter)
+        origin = None if start is None else self._warm_start(drafter, start)
         recipe = self.recipe.model_dump(mode="json")
         sampler = asdict(self.recipe.regenerate.sampler) if self.recipe.regenerate else {}
 
@@ -190,11 +205,8 @@ class Run:
                               depths=config.validation_depths)  # fmt: skip
         write_json(folder / RANKS_FILE, ranks)
 
-    def _warm_start(self, drafter: TrainableDrafter) -> dict[str, Any] | None:
-        """Give a new drafter the weights of the recipe's bundle, if it names one; what identifies them.
-
-        A run that goes on from its checkpoint does this too, and then the checkpoint's weights replace these.
-        """
+    def _start(self) -> Path | None:
+        """The folder of the bundle that the recipe starts from, if it names one."""
         config = self.recipe.warm_start
         if config is None:
             return None
@@ -203,11 +215,17 @@ class Run:
                 f"warm_start.bundle {config.bundle} is what this run will write; choose another output"
             )
         with processes().main_process_first():
-            folder = resolve_bundle(config.bundle, config.revision)
-        notes = warm_start(drafter, folder, self.target, remap=config.remap)
-        for note in notes:
+            return find_start(config.bundle, config.revision, self.recipe.drafter.type, self.target)
+
+    def _warm_start(self, drafter: TrainableDrafter, folder: Path) -> dict[str, Any]:
+        """Give a new drafter the weights of the bundle in ``folder``; what identifies them.
+
+        A run that goes on from its checkpoint does this too, and then the checkpoint's weights replace these.
+        """
+        remap = self.recipe.warm_start is not None and self.recipe.warm_start.remap
+        for note in warm_start(drafter, folder, self.target, remap=remap):
             self.say(f"note: {note}")
-        return {"weights": read_manifest(folder).files[WEIGHTS_FILE], "remap": config.remap}
+        return {"weights": read_manifest(folder).files[WEIGHTS_FILE], "remap": remap}
 
     # --- evaluate ---------------------------------------------------------------------------------------------
 
@@ -236,25 +254,13 @@ def _holds(folder: Path, source: Path) -> bool:
     return all((folder / n).is_file() and file_digest(folder / n) == file_digest(source / n) for n in names)
 
 
-def warm_start(drafter: TrainableDrafter, folder: Path, target: Target, *, remap: bool = False) -> tuple[str, ...]:
-    """Give ``drafter`` the weights of the bundle in ``folder``; harmless differences as notes.
-
-    The bundle's own target may be another one, as long as its ids mean the same: SpectrainError where they do not, or
-    where the drafters are not of one family and size.
-    """
-    contents = read_bundle(folder)
-    tokens = compare(contents.identity, tokenizer_identity(target.tokenizer, contents.manifest.tokenizer.eos_ids))
-    if tokens.level == "different":
-        raise SpectrainError(
-            f"warm start: the bundle {folder} speaks of other ids than this target (bundle against target): "
-            f"{tokens.first_difference}"
-        )
-    models = compare_targets(contents.manifest.target.identity, target.identity())
-    notes = [f"warm start: {note}" for note in (*contents.notes, *tokens.differences)]
-    if models.level == "different":
-        own = target_of(folder, contents.manifest)
-        notes.append(f"warm start: the bundle was trained for another target, {own}: {models.first_difference}")
-    return (*notes, *drafter.warm_start(unbound_drafter(contents), target, remap=remap))
+def _check_writable(key: str, folder: Path) -> None:
+    """SpectrainError where the recipe's ``folder`` can neither be written into nor made; nothing is made yet."""
+    there = next(place for place in (folder, *folder.parents) if place.exists())
+    if not there.is_dir():
+        raise SpectrainError(f"{key} {folder}: {there} is a file, expected a folder; choose another place")
+    if not os.access(there, os.W_OK | os.X_OK):
+        raise SpectrainError(f"{key} {folder}: {there} cannot be written into; choose another place")
 
 
 def _check_device(target: torch.device, training: torch.device) -> None:

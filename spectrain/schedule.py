@@ -45,6 +45,7 @@ class TrainingConfig(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
     epochs: int = Field(4, ge=1)
+    steps: int | None = Field(None, ge=1, description="optimizer steps at most, where the epochs would take more")
     micro_batch_tokens: int = Field(2048, ge=1, description="padded tokens of one forward on one process")
     accumulation: int = Field(1, ge=1, description="micro-batches of prepared rows a process adds up before a step")
     precision: Literal["no", "bf16"] = Field("no", description="autocast; parameters stay float32")
@@ -87,7 +88,9 @@ class Curriculum:
         return [batches[i : i + size] for i in range(0, len(batches), size)]
 
     def total_steps(self) -> int:
-        return sum(len(self.epoch(epoch)) for epoch in range(self.config.epochs))
+        """Of all epochs, or the most that the run may take: what the learning rate falls over."""
+        steps = sum(len(self.epoch(epoch)) for epoch in range(self.config.epochs))
+        return steps if self.config.steps is None else min(steps, self.config.steps)
 
     def steps(self, done: int) -> Iterator[Step]:
         """Every step after the first ``done``.
@@ -96,10 +99,12 @@ class Curriculum:
         have been as many of them, rounded down, as make up their share of all micro-batches so far.
         """
         number = before = 0
-        each = self._on_policy_each()
+        each, last = self._on_policy_each(), self.total_steps()
         for epoch in range(self.config.epochs):
             for batches in self.epoch(epoch):
                 number, after = number + 1, before + len(batches)
+                if number > last:
+                    return
                 if number > done:
                     yield Step(number, epoch, batches, range(int(before * each), int(after * each)))
                 before = after

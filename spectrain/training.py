@@ -88,6 +88,7 @@ class Trainer:
     def _run(self) -> dict[str, Any]:
         """What the numbers of this run depend on: only a run with the same goes on from its checkpoints."""
         ours = {"epochs", "micro_batch_tokens", "precision", "seed", "on_policy"}
+        ours |= {"steps"} if self.config.steps is not None else set()  # runs of before it could be set go on
         live = {} if self.on_policy is None else {"prompts": json_digest(self.on_policy.prompts)}
         return {
             "drafter": self.drafter.config.model_dump(mode="json"),

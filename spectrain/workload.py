@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import math
 import time
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -132,11 +134,16 @@ class Rates:
         return self.flops * self.utilisation
 
 
+def check_positive(given: Mapping[str, float | None]) -> None:
+    """SpectrainError for a flag whose value is no finite number above 0."""
+    for flag, value in given.items():
+        if value is not None and not 0 < value < math.inf:
+            raise SpectrainError(f"{flag} {value}: expected a finite number above 0")
+
+
 def rates(dtype: torch.dtype, *, tflops: float | None, bandwidth: float | None, utilisation: float) -> Rates:
     """As given (TFLOP/s, GB/s); what is not given is measured on the device at hand, in about a second."""
-    for flag, value in (("--tflops", tflops), ("--bandwidth", bandwidth)):
-        if value is not None and value <= 0:
-            raise SpectrainError(f"{flag} {value}: expected more than 0")
+    check_positive({"--tflops": tflops, "--bandwidth": bandwidth})
     if not 0 < utilisation <= 1:
         raise SpectrainError(f"--utilisation {utilisation}: expected a share above 0 up to 1")
     device = (torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None) or "cpu"

@@ -4,6 +4,7 @@ import json
 import shutil
 import subprocess
 import sys
+from dataclasses import asdict
 from pathlib import Path
 
 import numpy as np
@@ -455,6 +456,23 @@ def test_the_tables_of_three_variants():
     assert "alpha_depth" not in text
     rows = [line for line in text.splitlines() if line.startswith("|")]
     assert len({line.count("|") for line in rows[:2]}) == 1
+
+
+@pytest.mark.parametrize(
+    ("value", "low", "high", "verdict"),
+    [
+        (-0.00004, -0.0002, -0.00001, "no difference at the printed precision"),
+        (0.00004, 0.00001, 0.0002, "no difference at the printed precision"),
+        (-0.00006, -0.0002, -0.00001, "worse"),
+        (0.0, -0.1, 0.1, "no difference found"),
+    ],
+)
+def test_a_verdict_does_not_contradict_what_is_printed(value, low, high, verdict):
+    scores = {name: drawn_scores(np.random.default_rng(0), 2, 5) for name in "ab"}
+    document = compare(scores, *names_and_kinds(5)) | {"variants": dict.fromkeys(scores), "seeds": [0, 1]}
+    found = Interval(value, low, high)
+    document["differences"] = [document["differences"][0] | asdict(found) | {"verdict": in_words(found)}]
+    assert markdown(document).splitlines()[-1].endswith(f"| {verdict} |")
 
 
 def test_the_recipe_of_a_run_keeps_odd_folders(prepared, tmp_path):

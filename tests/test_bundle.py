@@ -7,6 +7,7 @@ import shutil
 import pytest
 import torch
 from huggingface_hub.errors import LocalEntryNotFoundError
+from transformers import configuration_utils
 
 from spectrain import bundle, interop
 from spectrain.bundle import check_pairing, read_bundle, resolve_bundle, save_bundle
@@ -207,6 +208,20 @@ def replace_tokenizer(folder, tokenizer):
     names = [path.name for path in folder.iterdir() if path.name != MANIFEST_FILE]
     hashes = {name: file_digest(folder / name) for name in names}
     edit_manifest(folder, lambda manifest: manifest.update(files=hashes))
+
+
+@pytest.mark.parametrize("kind", ["medusa", None, "llama"])
+def test_a_tokenizer_is_read_without_a_word_on_the_config_beside_it(make_tokenizer, tmp_path, kind, monkeypatch):
+    """Servers have kinds of config that transformers knows nothing of."""
+    tokenizer = make_tokenizer()
+    tokenizer.save_pretrained(tmp_path)
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": kind} if kind else {"speculators_model_type": "x"}))
+    said = []
+    monkeypatch.setattr(configuration_utils.logger, "warning", lambda text, *_: said.append(text))
+    found = bundle._load_tokenizer(tmp_path)
+    assert not said
+    assert type(found) is type(tokenizer)
+    assert tokenizer_identity(found).digests == tokenizer_identity(tokenizer).digests
 
 
 def test_swapped_ids_are_refused(folder, make_tokenizer):

@@ -229,6 +229,15 @@ def test_a_tree_that_the_drafter_cannot_fill_is_refused_before_anything_runs(wri
     assert fits.evaluation.trees[0].depth == 3
 
 
+@pytest.mark.parametrize("drafter", ["{type: eagle3, depths: 1}", "{type: medusa, heads: 1}", "{type: language_model}"])
+def test_depths_are_not_weighed_where_there_is_one(write, drafter):
+    message = refusal(write(), f"drafter={drafter}", "evaluation.k=[1]", "loss.positions=d_pace")
+    family = drafter.split()[1].rstrip(",}")
+    assert f"loss.positions: found d_pace, but this {family} drafter trains one draft depth" in message
+    more = drafter.replace(": 1}", ": 2}") if ": 1}" in drafter else "{type: eagle3, depths: 2}"
+    assert load_recipe(write(), [f"drafter={more}", "loss.positions=d_pace", "evaluation.k=[1]"])
+
+
 def test_sharing_and_warm_starts_are_off_unless_asked_for(write):
     recipe = load_recipe(write())
     assert (recipe.prepared, recipe.warm_start) == (None, None)

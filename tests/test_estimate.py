@@ -188,6 +188,14 @@ def test_the_target_s_law_costs_where_it_is_learnt_and_not_stored(one, make_reci
     assert stored["disk"]["features"] == one["disk"]["features"] + 400 * 4 * 8  # of the training tokens alone
 
 
+def test_a_run_that_stops_early_takes_its_share_of_the_time(make_recipe, tmp_path):
+    path = make_recipe(tmp_path)
+    whole = small(path)["time"]
+    half = small(path, f"training.steps={int(whole['steps']) // 2}")["time"]
+    assert half["steps"] == int(whole["steps"]) // 2
+    assert half["training"] == pytest.approx(whole["training"] * half["steps"] / whole["steps"])
+
+
 def test_what_does_not_fit_says_what_to_lower(one):
     document = dict(one)
     assert shortage(document, GIB) is None
@@ -202,7 +210,9 @@ def test_the_command_prints_writes_and_tells_by_its_exit_code(make_recipe, tmp_p
     path, output = make_recipe(tmp_path), tmp_path / "estimate.json"
     arguments = [str(path), *GIVEN, "--row-tokens", "100", "--output", str(output)]
     assert cli.guarded(cli.estimate, [*arguments, "--device-memory", "80", "training.epochs=1"], "estimate") == 0
-    assert "fits 80.00 GiB" in capsys.readouterr().out
+    said = capsys.readouterr()
+    assert "fits 80.00 GiB" in said.out
+    assert "estimate: running a training step on shapes alone ..." in said.err
     assert json.loads(output.read_text(encoding="utf-8"))["traffic"]["train"]["tokens"] == 1_000_000
     assert cli.guarded(cli.estimate, [*arguments, "--device-memory", "0.0001"], "estimate") == 1
 
@@ -219,7 +229,11 @@ def test_the_command_prints_writes_and_tells_by_its_exit_code(make_recipe, tmp_p
         ([*GIVEN, "--measure"], "--measure"),
         ([*GIVEN, "--device-memory", "-1"], "--device-memory"),
         ([*GIVEN, "--config", "nowhere.json"], "--config nowhere.json"),
-        (["--tokens", "100", "--answer-share", "0.5", "--bandwidth", "1", "--tflops", "-3"], "--tflops"),
+        *[
+            ([*GIVEN, flag, value], f"{flag} {float(value)}: expected a finite number above 0")
+            for flag in ("--tflops", "--bandwidth", "--device-memory")
+            for value in ("nan", "inf", "0", "-1")
+        ],
         ([*GIVEN, "drafter={type: ngram}", "baselines=[]"], "nothing to train"),
         ([*GIVEN, "target.dtype=int8"], "not a torch dtype"),
     ],

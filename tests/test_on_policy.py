@@ -240,7 +240,7 @@ def test_a_generation_without_enough_tokens_is_an_error(lab, tmp_path):
 
 
 def test_a_chain_that_is_longer_than_the_drafter_goes_is_refused(lab, tmp_path):
-    with pytest.raises(SpectrainError, match=r"k=4 has depth 4, training\.on_policy: MedusaDrafter drafts at most 3"):
+    with pytest.raises(SpectrainError, match=r"k=4 has depth 4, training\.on_policy: medusa drafts at most 3"):
         lab.trainer(tmp_path, "medusa", on_policy={"k": 4})
 
 

@@ -496,7 +496,8 @@ def test_no_family_starts_from_another(chat_target, tmp_path, kind):
     saved(chat_target, small(other), tmp_path / "old")
     new = FAMILIES[kind].build(small(kind), chat_target, torch.zeros(chat_target.vocab_size, dtype=torch.long))
     message = refusal(pipeline.warm_start, new, tmp_path / "old", chat_target)
-    assert f"found a {FAMILIES[other].__name__}, expected a {FAMILIES[kind].__name__}" in message
+    found, expected = small(other).type, small(kind).type
+    assert f"old: found drafter type {found!r}, expected {expected!r}" in message
 
 
 def test_a_run_starts_from_a_bundle(recipe, finished_run, tmp_path):
@@ -549,7 +550,9 @@ def test_a_fine_tuned_target_goes_on_from_the_drafter_of_the_original(
     run = warmed(recipe, tmp_path, finished_run / "run" / "bundle", f"target.name={target}", NEXT_TO_NOTHING)
     run.progress = True
     run.train()
-    assert "note: warm start: the bundle was trained for another target" in capsys.readouterr().out
+    assert f"note: warm_start.bundle {finished_run / 'run' / 'bundle'}: it was trained for another target" in (
+        capsys.readouterr().out
+    )
     torch.testing.assert_close(
         tensors(tmp_path / "warm")["fc.weight"], tensors(finished_run / "run")["fc.weight"], rtol=0, atol=1e-8
     )
@@ -560,8 +563,37 @@ def test_a_bundle_of_another_tokenizer_is_no_start(recipe, finished_run, chat_fo
     other = Path(shutil.copytree(chat_folder, tmp_path / "other"))
     make_tokenizer(swap=("a", "b"), template=CHAT).save_pretrained(other)
     message = refusal(warmed(recipe, tmp_path, finished_run / "run" / "bundle", f"target.name={other}").train)
-    assert "warm start: the bundle" in message
+    assert f"warm_start.bundle {finished_run / 'run' / 'bundle'}: its ids mean other tokens" in message
     assert "vocabulary: token" in message
+
+
+@pytest.mark.parametrize(
+    ("override", "named"),
+    [
+        ("warm_start={bundle: nowhere at all}", "warm_start.bundle nowhere at all: "),
+        ("warm_start={bundle: .}", "warm_start.bundle .: . is no bundle: it has no spectrain.json"),
+        ("drafter={type: medusa}", "found drafter type 'eagle3', expected 'medusa'"),
+        ("drafter={type: language_model, start: new, shape: {max_position_embeddings: 16}}",
+         "data.max_length: found 64, but this recipe's drafter has a context of 16 tokens"),
+    ],
+)  # fmt: skip
+def test_what_training_could_not_use_shows_before_anything_is_prepared(
+    recipe, finished_run, tmp_path, monkeypatch, override, named
+):
+    for stage in ("regenerate", "extract_features", "load_conversations"):
+        monkeypatch.setattr(pipeline, stage, lambda *_, **__: pytest.fail("preparation began"))
+    start = [] if "shape" in override else [f"warm_start={{bundle: {finished_run / 'run' / 'bundle'}}}"]
+    changes = [f"output={tmp_path / 'new'}", f"prepared={tmp_path / 'new'}", "data.max_length=64", *start, override]
+    assert named in refusal(fresh(recipe, *changes).train)
+    assert not (tmp_path / "new").exists()
+
+
+def test_a_place_that_cannot_be_written_is_named_at_once(recipe, tmp_path):
+    (tmp_path / "file").write_text("")
+    for key in ("output", "prepared"):
+        for place in (tmp_path / "file", tmp_path / "file" / "deeper"):
+            message = refusal(fresh, recipe, f"{key}={place}")
+            assert f"{key} {place}: {tmp_path / 'file'} is a file, expected a folder" in message
 
 
 @pytest.mark.parametrize(
@@ -581,7 +613,7 @@ def test_what_is_no_bundle_to_start_from_is_named(recipe, tmp_path, bundle, name
         ("drafter.intermediate_size=48", "mlp.gate_proj.weight is [64, 32] in the bundle, [48, 32]"),
         ("drafter.tap_layers=[1,2,3]", "the bundle reads the target's layers [2, 4, 5]"),
         ("drafter.draft_vocab_size=48", "draft vocabulary has 64 tokens, this recipe asks for 48"),
-        ("drafter={type: medusa}", "expected a MedusaDrafter"),
+        ("drafter={type: medusa}", "found drafter type 'eagle3', expected 'medusa'"),
         ("warm_start.remp=true", "did you mean 'warm_start.remap'?"),
     ],
 )
@@ -601,7 +633,7 @@ def test_a_draft_vocabulary_is_counted_anew_when_that_is_asked_for(recipe, finis
     assert "tokens of the new draft vocabulary were not in the bundle's" in capsys.readouterr().out
     assert len(tensors(tmp_path / "warm")["d2t"]) == 48
     message = refusal(warmed(recipe, tmp_path, bundle, "drafter={type: medusa}", "warm_start.remap=true").train)
-    assert "expected a MedusaDrafter" in message
+    assert "expected 'medusa'" in message
 
 
 # --- trees that a drafter cannot fill -----------------------------------------------------------------------------

@@ -100,6 +100,16 @@ def test_every_row_is_trained_once_an_epoch_whatever_the_split():
         assert list(curriculum.steps(5)) == steps[5:]
 
 
+def test_a_run_takes_no_more_steps_than_it_may():
+    lengths = [5 + row % 7 for row in range(31)]
+    whole = Curriculum(lengths, TrainingConfig(micro_batch_tokens=24, epochs=2), 1)
+    for most in (1, 7, whole.total_steps(), whole.total_steps() + 1):
+        capped = Curriculum(lengths, TrainingConfig(micro_batch_tokens=24, epochs=2, steps=most), 1)
+        assert capped.total_steps() == min(most, whole.total_steps())
+        assert list(capped.steps(0)) == list(whole.steps(0))[:most]
+        assert list(capped.steps(1)) == list(whole.steps(1))[: most - 1]
+
+
 # --- learning rate --------------------------------------------------------------------------------------------------
 
 

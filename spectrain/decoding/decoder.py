@@ -192,7 +192,7 @@ class Decoding:
         proposal = self.drafter.propose(self._state, self._options.sampler, self.shape, limits, uniforms_BN)
         if proposal.tokens_BN.shape[1] > self._nodes:
             raise SpectrainError(
-                f"{type(self.drafter).__name__} proposed {proposal.tokens_BN.shape[1]} tokens, expected at most "
+                f"{self.drafter.name} proposed {proposal.tokens_BN.shape[1]} tokens, expected at most "
                 f"{self._nodes} ({self.shape.describe()})"
             )
         return proposal
@@ -239,8 +239,7 @@ def _checked(drafter: Drafter | None, shape: Shape | None, verification: Verific
         return Chain(1)  # never asked for
     if shape is None:
         raise SpectrainError("a drafter needs a shape to fill; give shape=Chain(5), for instance")
-    check_shape(shape, deepest=drafter.deepest, columns=drafter.columns, trees=drafter.trees,
-                name=type(drafter).__name__)  # fmt: skip
+    check_shape(shape, deepest=drafter.deepest, columns=drafter.columns, trees=drafter.trees, name=drafter.name)
     return shape
 
 

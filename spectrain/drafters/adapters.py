@@ -10,6 +10,7 @@ that goes on from a checkpoint would no longer be the unbroken one. What is save
 from __future__ import annotations
 
 import copy
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, cast
 
@@ -17,6 +18,7 @@ import torch
 from peft import LoraConfig, LoraModel, get_peft_model_state_dict
 from pydantic import BaseModel, ConfigDict, Field
 from safetensors.torch import save_file
+from torch import nn
 from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
@@ -36,10 +38,23 @@ class LoraSettings(BaseModel):
     )
 
 
+def check_rank(key: str, rank: int, layers: Iterable[tuple[str, nn.Module]]) -> None:
+    """SpectrainError, naming the first linear layer whose smaller side is below ``rank``: an adapter of that rank would
+    hold more than the layer itself. ``key`` is the rank's key in a recipe."""
+    for name, layer in layers:
+        if isinstance(layer, nn.Linear | Conv1D) and rank > min(layer.weight.shape):
+            sides = " x ".join(map(str, layer.weight.shape))
+            raise SpectrainError(
+                f"{key}: found {rank}, but layer {name} is {sides}; give at most {min(layer.weight.shape)}"
+            )
+
+
 class Adapter:
     """Adapters inside ``model``, which keeps its class; its own weights are frozen."""
 
     def __init__(self, model: PreTrainedModel, settings: LoraSettings) -> None:
+        head = model.get_output_embeddings()
+        check_rank("drafter.lora.rank", settings.rank, ((n, m) for n, m in model.named_modules() if m is not head))
         config = LoraConfig(
             r=settings.rank,
             lora_alpha=cast(int, settings.alpha),  # peft divides it by the rank, whatever kind of number it is

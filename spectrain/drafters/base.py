@@ -57,10 +57,25 @@ class DrafterConfig(BaseModel):
         """Target layers whose entering streams this family reads."""
         return ()
 
+    def context(self, target: Target) -> int | None:
+        """The longest row, in tokens, that its drafter can read; None: any that the target can."""
+        return None
+
+    @property
+    def trained_depths(self) -> int:
+        """How many draft depths training sees: all that it can ever draft, where that is limited."""
+        return self.limits[0] or 1
+
     @property
     def limits(self) -> tuple[int | None, int | None]:
         """How many tokens ahead its drafter can draft at most, and how many different ones; None: no such limit."""
         return None, None
+
+
+def check_type(found: str, expected: str) -> None:
+    """SpectrainError where weights of one type of drafter are to start another."""
+    if found != expected:
+        raise SpectrainError(f"found drafter type {found!r}, expected {expected!r}; choose a bundle of that type")
 
 
 @dataclass(frozen=True)
@@ -170,6 +185,12 @@ class Drafter(ABC):
     columns: int | None = None
     """How many tokens it can ever propose; None: the whole vocabulary."""
 
+    @property
+    def name(self) -> str:
+        """What messages call it: the type that recipes know it by, or its class where no recipe can ask for it."""
+        config = getattr(self, "config", None)
+        return type(self).__name__ if config is None else str(config.type)
+
     @abstractmethod
     def start(self, first: Sequence[int]) -> Any:
         """A fresh decode state for requests whose first tokens are these."""
@@ -245,14 +266,16 @@ class TrainableDrafter(Drafter, nn.Module):
 
         ``remap`` allows another draft vocabulary than ``other``'s, where a family has one.
         """
-        if type(other) is not type(self):
-            raise SpectrainError(f"warm start: found a {type(other).__name__}, expected a {type(self).__name__}")
+        self.check_family(other)
         if remap:
-            raise SpectrainError(
-                f"warm start: a {type(self).__name__} has no draft vocabulary to remap; leave warm_start.remap out"
-            )
+            raise SpectrainError(f"{self.name} drafters have no draft vocabulary to remap; leave warm_start.remap out")
         self.take_weights(other.state_dict())
         return ()
+
+    def check_family(self, other: Drafter) -> None:
+        """SpectrainError where ``other`` is of another family, whose weights are no start."""
+        if type(other) is not type(self):
+            check_type(other.name, self.name)
 
     def take_weights(self, theirs: Mapping[str, Tensor]) -> None:
         """Replace all weights by another drafter's; SpectrainError names the first that is not of the same shape."""
@@ -261,7 +284,7 @@ class TrainableDrafter(Drafter, nn.Module):
             shapes = [None if side.get(name) is None else list(side[name].shape) for side in (theirs, own)]
             if shapes[0] != shapes[1]:
                 raise SpectrainError(
-                    f"warm start: {name} is {shapes[0]} in the bundle, {shapes[1]} in this recipe's drafter; give the "
+                    f"{name} is {shapes[0]} in the bundle, {shapes[1]} in this recipe's drafter; give the "
                     "drafter the bundle's settings"
                 )
         self.load_state_dict(theirs, strict=True)

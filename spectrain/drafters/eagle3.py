@@ -133,12 +133,12 @@ class Eagle3Drafter(FeatureDrafter):
             return super().warm_start(other, target)
         if other.tap_layers != self.tap_layers:
             raise SpectrainError(
-                f"warm start: the bundle reads the target's layers {list(other.tap_layers)}, this recipe's drafter "
+                f"the bundle reads the target's layers {list(other.tap_layers)}, this recipe's drafter "
                 f"{list(self.tap_layers)}; set drafter.tap_layers={list(other.tap_layers)}"
             )
         if not remap and other.columns != self.columns:
             raise SpectrainError(
-                f"warm start: the bundle's draft vocabulary has {other.columns} tokens, this recipe asks for "
+                f"the bundle's draft vocabulary has {other.columns} tokens, this recipe asks for "
                 f"{self.columns}; set drafter.draft_vocab_size={other.columns} to keep it, or warm_start.remap=true to "
                 "count a new one"
             )
@@ -146,7 +146,7 @@ class Eagle3Drafter(FeatureDrafter):
         if remap:
             head_DH, new = remapped_rows(other.lm_head.weight, other._columns, target.head_weight, self._columns)
             theirs |= {"lm_head.weight": head_DH, "d2t": self.d2t, "t2d": self.t2d}
-            notes = (*notes, f"warm start: {new} of {self.columns} tokens of the new draft vocabulary were not in the "
+            notes = (*notes, f"{new} of {self.columns} tokens of the new draft vocabulary were not in the "
                              "bundle's; their rows of the head start as the target's")  # fmt: skip
         self.take_weights(theirs)
         self._columns.copy_(target_ids(self.d2t))

@@ -44,6 +44,10 @@ class FeatureDrafterConfig(DrafterConfig):
         "target", description="borrow the target's, frozen; or train a copy of it, V x H values more in the bundle"
     )
 
+    @property
+    def trained_depths(self) -> int:
+        return self.depths
+
 
 def layer_config(config: FeatureDrafterConfig, target: Target) -> LlamaConfig:
     """The drafter's own layer in Llama's terms: the target's sizes, rotary settings and context length."""
@@ -159,24 +163,22 @@ class FeatureDrafter(GrowingDrafter, TrainableDrafter):
 
         Raises SpectrainError for another family, other heads of attention, or an embedding there is no place for.
         """
-        if type(other) is not type(self):
-            raise SpectrainError(f"warm start: found a {type(other).__name__}, expected a {type(self).__name__}")
+        self.check_family(other)
         notes, weights = [], dict(other.state_dict())
         for name in (*SHAPING, *NOTED):
             theirs, own = (getattr(drafter.layer_config, name) for drafter in (other, self))
             if theirs == own:
                 continue
             if name in SHAPING:  # the shapes of the weights may agree all the same
-                raise SpectrainError(f"warm start: {name} is {theirs} in the bundle, {own} in this recipe's drafter")
-            notes.append(f"warm start: {name} is this target's, {own}; the bundle has {theirs}")
+                raise SpectrainError(f"{name} is {theirs} in the bundle, {own} in this recipe's drafter")
+            notes.append(f"{name} is this target's, {own}; the bundle has {theirs}")
         if other.embed_tokens is not None and self.embed_tokens is None:
             raise SpectrainError(
-                "warm start: the bundle has an embedding of its own, and its layer was trained with that; set "
-                "drafter.embedding=own"
+                "the bundle has an embedding of its own, and its layer was trained with that; set drafter.embedding=own"
             )
         if self.embed_tokens is not None and other.embed_tokens is None:
             weights["embed_tokens.weight"] = target.embedding_weight.detach()
-            notes.append("warm start: the bundle borrowed its target's embedding; a copy of this one's is trained")
+            notes.append("the bundle borrowed its target's embedding; a copy of this one's is trained")
         return weights, tuple(notes)
 
     # --- training ---------------------------------------------------------------------------------------------

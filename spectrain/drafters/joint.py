@@ -19,6 +19,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
 
+from spectrain.drafters.adapters import check_rank
 from spectrain.errors import SpectrainError
 from spectrain.target import Target
 
@@ -40,6 +41,12 @@ class JointConfig(BaseModel):
     warmup: float = Field(0.5, ge=0, lt=1, description="share of all steps that train the drafter alone")
     lr_scale: float = Field(0.25, gt=0, description="learning rate of the adapters, in that of the drafter")
 
+    def check(self, target: Target) -> None:
+        """SpectrainError where the layers of ``target`` cannot carry these adapters."""
+        wanted = set(_linear_layers(target))
+        found = (pair for pair in target.model.named_modules() if pair[0] in wanted)
+        check_rank("drafter.joint.rank", self.rank, found)
+
 
 class MovingTarget:
     """Adapters in the linear layers of a target. Its own parameters stay frozen and as they were."""
@@ -47,6 +54,7 @@ class MovingTarget:
     def __init__(self, target: Target, config: JointConfig) -> None:
         if any(isinstance(module, LoraLayer) for module in target.model.modules()):
             raise SpectrainError(f"target {target.name!r} already carries adapters; load it anew")
+        config.check(target)
         names = _linear_layers(target)
         lora = LoraConfig(r=config.rank, lora_alpha=config.alpha, lora_dropout=0.0, target_modules=names)  # type: ignore[arg-type]
         self.target = target

@@ -83,6 +83,10 @@ class LanguageModelConfig(DrafterConfig):
             new_settings(target, self.shape)
         return ()
 
+    def context(self, target: Target) -> int | None:
+        """A new model may have been given a shorter one."""
+        return None if self.shape is None else context(new_settings(target, self.shape))
+
     def kept(self, target: Target) -> tuple[int, ...]:
         """The target's layers that the draft model starts from."""
         return kept_layers(target, self.layers)
@@ -170,7 +174,7 @@ class LanguageModelDrafter(GrowingDrafter, TrainableDrafter):
             return super().warm_start(other, target, remap=remap)
         if self.config.lora.keep_adapter:
             raise SpectrainError(
-                "warm start: drafter.lora.keep_adapter keeps adapters that belong over drafter.start, but these would "
+                "drafter.lora.keep_adapter keeps adapters that belong over drafter.start, but these would "
                 "belong over the bundle; leave one of the two out, or give the bundle's folder as drafter.start"
             )
         self.model, self._adapter = self._adapter.removed(), None

@@ -44,8 +44,7 @@ from spectrain.losses import supervised
 from spectrain.shapes import Shape
 from spectrain.target import FeatureBatch, Target
 
-MOST_HEADS = 8
-MOST_LAYERS = 8
+MOST_HEADS = MOST_LAYERS = 8
 
 
 class MedusaConfig(DrafterConfig):
@@ -64,8 +63,10 @@ class MedusaConfig(DrafterConfig):
     joint: JointConfig | None = Field(None, description="also train the target, which then becomes another model")
 
     def taps(self, target: Target) -> tuple[int, ...]:
-        """None; a target whose head has a bias is refused before anything is computed."""
+        """None; a target that does not fit is refused before anything is computed."""
         _check_head(target)
+        if self.joint is not None:
+            self.joint.check(target)
         return ()
 
     @property
@@ -264,8 +265,7 @@ class MedusaDrafter(GrowingDrafter, TrainableDrafter):
         if state.hidden_B1H is None:
             raise SpectrainError("nothing was observed yet: Medusa heads read the target's hidden state")
         count = min(state.wanted, self.config.heads)
-        hidden_B1H = state.hidden_B1H.to(self._dtype)
-        hidden_BKH = torch.cat([block(hidden_B1H) for block in self.blocks[:count]], 1)
+        hidden_BKH = torch.cat([block(state.hidden_B1H.to(self._dtype)) for block in self.blocks[:count]], 1)
         if self.config.head == "shared":
             state.logits_BKV = self.borrowed().logits(hidden_BKH)
         else:

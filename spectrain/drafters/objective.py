@@ -84,6 +84,14 @@ class LossConfig(BaseModel):
             raise ValueError(f"found {terms}, expected at least one loss with a weight above 0")
         return terms
 
+    def check_depths(self, depths: int, drafter: str) -> None:
+        """SpectrainError where D-PACE meets a drafter, of this type, that trains a single depth."""
+        if self.positions == "d_pace" and depths < 2:
+            raise SpectrainError(
+                f"loss.positions: found d_pace, but this {drafter} drafter trains one draft depth, and D-PACE weighs "
+                "depths against each other; train two or more, or choose positions: decay"
+            )
+
 
 def _hint(name: str) -> str:
     near = [known for known in LOSSES if name.lower() in known] or difflib.get_close_matches(name, LOSSES, n=1)
@@ -101,11 +109,7 @@ class DrafterLoss(nn.Module):
 
     def __init__(self, drafter: TrainableDrafter, head: OutputHead, config: LossConfig, chunk: int = CHUNK) -> None:
         super().__init__()
-        if config.positions == "d_pace" and len(drafter.shifts()) < 2:
-            raise SpectrainError(
-                f"loss.positions: found d_pace, but this {type(drafter).__name__} trains one draft depth, and D-PACE "
-                "weighs depths against each other; train two or more, or choose positions: decay"
-            )
+        config.check_depths(len(drafter.shifts()), drafter.name)
         # The target's head is no module: it is not ours to train, move or save.
         self.drafter, self.head, self.config, self.chunk = drafter, head, config, chunk
         self.loss = mixture(config.terms)

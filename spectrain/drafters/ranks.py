@@ -6,10 +6,11 @@ sampler's name → ``accuracy[d][r]`` (see tree_search.py).
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
 from spectrain.drafters.base import TrainableDrafter
 from spectrain.drafters.tree_search import Accuracy, best_tree, rank_accuracies
@@ -21,6 +22,23 @@ from spectrain.target import FeatureBatch
 
 RANKS_FILE = "ranks.json"
 GREEDY = Sampler().describe()
+
+
+Share = Annotated[float, Field(ge=0, le=1)]
+
+
+class _Ranks(BaseModel):
+    model_config = ConfigDict(strict=True, extra="forbid")
+
+    positions: list[int]
+    by_sampler: dict[str, list[list[Share]]]
+
+    @field_validator("by_sampler")
+    @classmethod
+    def _has_greedy(cls, by_sampler: dict[str, Accuracy]) -> dict[str, Accuracy]:
+        if GREEDY not in by_sampler:
+            raise ValueError(f"found no {GREEDY!r}")
+        return by_sampler
 
 
 def measure_ranks(drafter: TrainableDrafter, batches: Iterable[FeatureBatch], head: OutputHead,
@@ -49,17 +67,14 @@ def read_ranks(folder: Path | str) -> dict[str, Any]:
             "--traffic CHATS, where CHATS have answers (the run's data/train.jsonl)"
         )
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-        for accuracy in found["by_sampler"].values():
-            best_tree(accuracy, 1)  # checks every number
-        found["by_sampler"][GREEDY]
-    except (ValueError, KeyError, TypeError, AttributeError, IndexError) as error:
+        found = _Ranks.model_validate_json(path.read_bytes())
+    except ValidationError as error:
+        first = error.errors()[0]
+        place = "".join(f"{part}: " for part in first["loc"])
         raise SpectrainError(
-            f"{path}: found {error!r}, expected what spectrain tree writes; delete it and measure again"
+            f"{path}: {place}{first['msg']}, expected what spectrain tree writes; delete it and measure again"
         ) from error
-    except SpectrainError as error:
-        raise SpectrainError(f"{path}: {error}") from error
-    return found
+    return found.model_dump()
 
 
 def accuracy_at(ranks: dict[str, Any], sampler: Sampler) -> Accuracy:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from importlib.metadata import version
 from pathlib import Path
@@ -233,6 +233,7 @@ def _evaluate(entrants: Mapping[str, Entrant], target: Target, conversations: Se
     samples = measure(target, drafters, conversations, config, raw, identity, measured=measured, targets=targets,
                       progress=progress)  # fmt: skip
     context = about | _context(target, config, samples, traffic, conversations, raw)
+    context["target"] |= _origin(target, entrants.values())
     context |= {"left_out": [asdict(draft) for draft in left_out]} if left_out else {}
     context["teacher_forced"] = teacher_forced_rows(raw, sorted({s["conversation"] for s in samples}))
     context["drift"] = {
@@ -245,6 +246,15 @@ def _evaluate(entrants: Mapping[str, Entrant], target: Target, conversations: Se
     write_json(path, summarise(samples, context=context))
     render_report(path, output)
     return path
+
+
+def _origin(target: Target, entrants: Iterable[Entrant]) -> dict[str, Any]:
+    """What the measured target was derived from, where a bundle changed it in training."""
+    records = (entrant.manifest.derived_from for entrant in entrants if entrant.target is target)
+    record = next((found for found in records if found is not None), None)
+    if record is None:
+        return {}
+    return {"derived_from": {"name": record.name and shown_name(record.name), "weights": record.weights_digest}}
 
 
 def _context(target: Target, config: AcceptanceConfig, samples: Sequence[dict[str, Any]], traffic: str,

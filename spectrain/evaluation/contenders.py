@@ -236,6 +236,8 @@ def _no_ranks(entry: Contender, measured: Resolved) -> str | None:
     """Why the drafter has no measured tree."""
     if entry.family in measured.trees:
         return None
+    if entry.family in measured.without:
+        return measured.without[entry.family]
     fills = entry.drafter is not None and entry.drafter.trees
     return NO_RANKS if fills else f"{entry.family} proposes chains, no trees"
 

@@ -22,6 +22,7 @@ from spectrain.errors import SpectrainError
 from spectrain.evaluation.acceptance import EVERYTHING, prompt_ids
 from spectrain.evaluation.blocks import STATISTICS
 from spectrain.evaluation.samples import kind_and_parents
+from spectrain.evaluation.workbench import shown_name
 from spectrain.exact.sampler import Sampler
 from spectrain.files import whole_lines
 from spectrain.measures import ratio_interval
@@ -40,9 +41,9 @@ def drift(name: str, original: Target, moved: Target, conversations: Sequence[Co
         file: a JSON line a conversation is kept here; what is there already for ``name`` is not measured again.
 
     Returns:
-        ``answers`` (whose they are), ``max_new_tokens`` and ``by_kind``: "everything" and each kind, parents too →
-        ``conversations``, ``tokens``, and with intervals ``kl`` (original || moved, nats a token), ``total_variation``
-        and ``same_argmax`` (share of positions).
+        ``original`` (what it derives from), ``answers`` (whose they are), ``max_new_tokens`` and ``by_kind``:
+        "everything" and each kind, parents too → ``conversations``, ``tokens``, and with intervals ``kl`` (original ||
+        moved, nats a token), ``total_variation`` and ``same_argmax`` (share of positions).
 
     Raises:
         SpectrainError: the targets have not the same number of ids.
@@ -63,7 +64,7 @@ def drift(name: str, original: Target, moved: Target, conversations: Sequence[Co
                 out.write(json.dumps(line) + "\n")
                 out.flush()
                 known[conversation.id] = line
-    return {"answers": ANSWERS, "max_new_tokens": max_new_tokens,
+    return {"original": shown_name(original.name), "answers": ANSWERS, "max_new_tokens": max_new_tokens,
             "by_kind": drift_table(known[conversation.id] for conversation in conversations)}  # fmt: skip
 
 

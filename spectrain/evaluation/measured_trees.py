@@ -6,7 +6,7 @@ A contender has one for every sampler; what it was is in the shape that its samp
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, ClassVar
 
@@ -46,6 +46,8 @@ class Resolved:
     """What measured trees are for each drafter that has measured ranks: name → sampler → nodes → tree."""
 
     trees: Mapping[str, Mapping[Sampler, Mapping[int, StaticTree]]]
+    without: Mapping[str, str] = field(default_factory=dict)
+    """Why a drafter with a bundle has none, by its name."""
 
     def at(self, name: str, sampler: Sampler, tree: MeasuredTree) -> StaticTree:
         return self.trees[name][sampler][tree.nodes]
@@ -68,17 +70,23 @@ def resolve(asked: Sequence[Any], drafters: Mapping[str, Drafter], folders: Mapp
             samplers: Sequence[Sampler]) -> Resolved:  # fmt: skip
     """The trees of every drafter that fills trees and has a bundle, in ``folders`` by its name.
 
-    SpectrainError for a bundle without ranks.
+    One whose ranks give no tree is left out where another's do. SpectrainError where none do, and for a bundle without
+    ranks.
     """
     sizes = [tree.nodes for tree in asked if isinstance(tree, MeasuredTree)]
     if not sizes:
         return NONE
-    found = {}
+    found, without = {}, {}
     for name, folder in folders.items():
         if drafters[name].trees:
             ranks = read_ranks(folder)
-            found[name] = {s: {nodes: measured_tree(ranks, s, nodes) for nodes in sizes} for s in samplers}
-    return Resolved(found)
+            try:
+                found[name] = {s: {nodes: measured_tree(ranks, s, nodes) for nodes in sizes} for s in samplers}
+            except SpectrainError as error:  # the drafter is never right
+                without[name] = str(error)
+    if without and not found:
+        raise SpectrainError(next(iter(without.values())))
+    return Resolved(found, without)
 
 
 def filled(tree: StaticTree | DynamicTree | MeasuredTree) -> StaticTree | DynamicTree:

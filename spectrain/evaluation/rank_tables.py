@@ -71,4 +71,10 @@ def _table(ranks: dict[str, Any], sampler: Sampler, nodes: int) -> str:
     paths = ";".join(",".join(map(str, path)) for path in tree.paths)
     accepted = expected_accepted(tree, accuracy)
     found = f"best tree of {tree.nodes} nodes, depth {tree.depth}: {accepted:.2f} draft tokens accepted a round, if"
-    return "\n".join([*head, *rows, f"{found} depths succeed independently", f"--tree '{tree.children}:{paths}'"])
+    lines = [*head, *rows, f"{found} depths succeed independently", f"--tree '{tree.children}:{paths}'"]
+    if tree.nodes < nodes:
+        lines.append(
+            f"it has fewer than the {nodes} nodes asked for: of {len(accuracy)} depths and {len(accuracy[0])} ranks "
+            "that were measured, no other path was ever the target's"
+        )
+    return "\n".join(lines)

@@ -73,7 +73,8 @@ def render_picture(document: Mapping[str, Any], path: Path | str) -> Path:
     check_document(document)
     block = document["samplers"][0]
     with atomic_file(path) as partial, partial.open("wb") as file:
-        draw_picture(block, _title(document), headline(block["verdict"]["overall"]), file)
+        words = headline(block["verdict"]["overall"], changed=_changed(document))
+        draw_picture(block, _title(document), words, file)
     return Path(path)
 
 
@@ -102,12 +103,12 @@ def _markdown_cell(value: Any) -> Any:
 
 
 def _view(document: Mapping[str, Any]) -> dict[str, Any]:
-    confidence, trained = percent(document["statistics"]["confidence"]), document["context"]["drafter"]["name"]
+    confidence = percent(document["statistics"]["confidence"])
     return {
         "document": document,
         "context": document["context"],
         "title": _title(document),
-        "samplers": [_sampler_view(block, confidence, trained) for block in document["samplers"]],
+        "samplers": [_sampler_view(block, confidence, document) for block in document["samplers"]],
         "confidence": confidence,
         "settings": _settings(document["context"]),
         "drift": [(name, drift_sentence(name, d), d) for name, d in (document.get("drift") or {}).items()],
@@ -122,19 +123,24 @@ def _title(document: Mapping[str, Any]) -> str:
     return f"{document['context']['target']['name']} on {document['context']['traffic']['name']}"
 
 
-def _sampler_view(block: Mapping[str, Any], confidence: str, trained: str) -> dict[str, Any]:
-    overall = block["verdict"]["overall"]
+def _changed(document: Mapping[str, Any]) -> bool:
+    """Whether the measured target is one that the bundle changed in training."""
+    return document["context"]["target"].get("derived_from") is not None
+
+
+def _sampler_view(block: Mapping[str, Any], confidence: str, document: Mapping[str, Any]) -> dict[str, Any]:
+    overall, changed = block["verdict"]["overall"], _changed(document)
     drafters = [c for c in block["contenders"] if c["shape"] is not None]
     return {
         "block": block,
         "decision": overall["decision"],
-        "headline": headline(overall),
-        "sentence": sentence(overall, confidence),
+        "headline": headline(overall, changed=changed),
+        "sentence": sentence(overall, confidence, changed=changed),
         "kinds": kind_sentence(block["verdict"]["by_kind"]),
         "drafters": drafters,
-        "law": law_sentence(drafters),
+        "law": law_sentence(drafters, changed=changed),
         "leaderboards": _leaderboards(block["leaderboard"]),
-        "trained": drafter_sentence(block["verdict"], trained),
+        "trained": drafter_sentence(block["verdict"], document["context"]["drafter"]["name"]),
         "by_drafter": [
             (drafter, kind, verdict)
             for drafter, verdicts in block["verdict"]["by_drafter"].items()

@@ -37,7 +37,8 @@ def summarise(samples: Iterable[Mapping[str, Any]], *, context: Mapping[str, Any
         samples: JSON objects as ``evaluation/acceptance.py`` writes them, one for each conversation,
             contender and sampler (see ``Sample``).
         context: what was measured, and how: ``target``, ``drafter``, ``traffic``, ``device``, ``versions``
-            (see ``CONTEXT`` for their keys), any other JSON value, optionally ``teacher_forced``: a list of
+            (see ``CONTEXT`` for their keys; a target that its bundle changed in training has ``derived_from``), any
+            other JSON value, optionally ``teacher_forced``: a list of
             {temperature, kind, depth, alpha, coverage, positions}, and ``drafters``, which asks for a leaderboard:
             what is known of each (see ``leaderboard``), and ``drift`` (see ``evaluation/drift.py``): by drafter.
 

@@ -23,6 +23,7 @@ from spectrain.measures import RESAMPLE_CELLS, Interval, percentile_interval
 EVERYTHING = "everything"
 FIRST, MEAN, ROUNDS = "alpha_depth_1", "alpha_mean_depth", "tokens_per_round"
 RESAMPLES, CONFIDENCE = 4000, 0.95
+DIGITS = 4  # after the point, in print
 Floats = npt.NDArray[np.float64]
 Pair = tuple[Floats, Floats]
 
@@ -140,7 +141,7 @@ def markdown(document: Mapping[str, Any]) -> str:
     for row in document["differences"]:
         if row["measure"] in shown:
             pair, about = f"{row['variant']} − {row['against']}", f"{row['group']} | {shown[row['measure']]}"
-            lines.append(f"| {about} | {pair} | {_shown(row, '+')} | {row['verdict']} |")
+            lines.append(f"| {about} | {pair} | {_shown(row, '+')} | {_verdict(row)} |")
     if len(document["seeds"]) == 1:
         lines += ["", "With one seed, the intervals say nothing of how much seeds differ."]
     if document["left_out"]:
@@ -148,5 +149,13 @@ def markdown(document: Mapping[str, Any]) -> str:
     return "\n".join(lines)
 
 
+def _verdict(row: Mapping[str, Any]) -> str:
+    """A verdict on what is printed as nothing would contradict it."""
+    nothing = f"{abs(row['value']):.{DIGITS}f}" == f"{0:.{DIGITS}f}"
+    found = row["low"] > 0 or row["high"] < 0
+    return "no difference at the printed precision" if nothing and found else str(row["verdict"])
+
+
 def _shown(row: Mapping[str, float], sign: str = "") -> str:
-    return f"{row['value']:{sign}.4f} ({row['low']:{sign}.4f} to {row['high']:{sign}.4f})"
+    value, low, high = (f"{row[key]:{sign}.{DIGITS}f}" for key in ("value", "low", "high"))
+    return f"{value} ({low} to {high})"

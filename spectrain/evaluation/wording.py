@@ -10,6 +10,7 @@ from typing import Any
 
 DASH = "–"
 PLAIN = "plain"
+CHANGED = "the bundle's own, changed target"
 
 DEFINITIONS = (
     (
@@ -112,7 +113,7 @@ DEFINITIONS = (
         "a target of its own",
         "A drafter may be trained together with its target, which then has another law than the original. It decodes "
         "with that target, is compared with plain decoding of it, named plain (drafter), and has no part in the "
-        "ranking, nor in the verdict on the original.",
+        "ranking, nor in the verdict on the original. In a report on its bundle alone, plain is that target's.",
     ),
     (
         "drift",
@@ -179,23 +180,25 @@ FILTERS = {
 }
 
 
-def headline(verdict: Mapping[str, Any]) -> str:
-    """The verdict in a few words."""
-    return f"Turn it on: {verdict['contender']}" if verdict["decision"] == "on" else "Leave it off"
+def headline(verdict: Mapping[str, Any], *, changed: bool = False) -> str:
+    """The verdict in a few words; ``changed`` as in ``law_sentence``."""
+    if verdict["decision"] != "on":
+        return "Leave it off"
+    return f"Turn it on: {verdict['contender']}" + (f", with {CHANGED}" if changed else "")
 
 
-def sentence(verdict: Mapping[str, Any], confidence: str) -> str:
-    """The verdict as one sentence for a colleague, with the numbers it rests on."""
+def sentence(verdict: Mapping[str, Any], confidence: str, *, changed: bool = False) -> str:
+    """The verdict as one sentence for a colleague, with the numbers it rests on; ``changed`` as in ``law_sentence``."""
     best = verdict["best"]
     if best is None:
         return f"Plain decoding it is: {verdict['reason']}."
     speedup, total = best["decode_speedup"], number(best["total_speedup"]["value"])
     tokens = number(best["tokens_per_round"]["value"])
-    bounds = "no interval"
+    bounds, whose = "no interval", f" of {CHANGED}" if changed else ""
     if speedup["low"] is not None:
         bounds = f"{confidence} interval {number(speedup['low'])} to {number(speedup['high'])}"
     gain = (
-        f"{best['contender']} decodes {number(speedup['value'])} times as fast as plain decoding ({bounds}; "
+        f"{best['contender']} decodes {number(speedup['value'])} times as fast as plain decoding{whose} ({bounds}; "
         f"{total} with prefill), committing {tokens} tokens per round"
     )
     if verdict["decision"] == "on":
@@ -220,17 +223,21 @@ def kind_sentence(by_kind: Mapping[str, Mapping[str, Any]]) -> str:
     return f"By kind: {'; '.join(parts)}."
 
 
-def law_sentence(contenders: Sequence[Mapping[str, Any]]) -> str:
-    """Which contenders have the target's law, and which do not."""
+def law_sentence(contenders: Sequence[Mapping[str, Any]], *, changed: bool = False) -> str:
+    """Which contenders have the target's law, and which do not.
+
+    ``changed``: what was measured is a target that its bundle changed in training, so that law is not the original's.
+    """
     lawful, lossy = ([c for c in contenders if c["lossy"] is side] for side in (False, True))
-    moved = [c["contender"] for c in lawful if c.get("baseline", PLAIN) != PLAIN]
+    moved = [c["contender"] for c in lawful if changed or c.get("baseline", PLAIN) != PLAIN]
     exact = [c["contender"] for c in lawful if c["contender"] not in moved]
     parts = []
     if exact:
         parts.append(f"Exact in law, whatever is drafted: {', '.join(exact)}.")
     if moved:
         parts.append(
-            f"Exact in the law of the target that was trained with it, which is not the original's: {', '.join(moved)}."
+            f"Exact in the law of {CHANGED}, which is not the original's: {', '.join(moved)}. Plain decoding, which "
+            "greedy outputs are compared with, is that target's."
         )
     if lossy:
         verb = "have" if len(lossy) > 1 else "has"
@@ -241,11 +248,13 @@ def law_sentence(contenders: Sequence[Mapping[str, Any]]) -> str:
 
 def drift_sentence(name: str, found: Mapping[str, Any]) -> str:
     """How far a drafter's target has moved from the original, over everything."""
-    total = found["by_kind"]["everything"]
+    total, original = found["by_kind"]["everything"], found.get("original")  # documents may be older than the name
+    origin = f", {original}, which it derives from" if original else ""
     return (
-        f"The target that was trained with {name} is not the original: over {plural(total['tokens'], 'token')} of the "
-        f"original's answers its law is {number(total['kl']['value'], 4)} nats a token away, and its likeliest token "
-        f"is the original's at {percent(total['same_argmax']['value'], 1)} of them."
+        f"The target that was trained with {name} is not the original{origin}: over "
+        f"{plural(total['tokens'], 'token')} of the original's answers its law is {number(total['kl']['value'], 4)} "
+        "nats a token away, and its likeliest token is the original's at "
+        f"{percent(total['same_argmax']['value'], 1)} of them."
     )
 
 

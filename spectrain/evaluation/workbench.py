@@ -15,6 +15,7 @@ import torch
 from spectrain.data.conversations import Conversation
 from spectrain.decoding.trace import Clock
 from spectrain.evaluation.acceptance import choose, prompt_ids
+from spectrain.manifest import MANIFEST_FILE
 from spectrain.target import Target
 
 LIBRARIES = ("spectrain", "torch", "transformers")
@@ -62,8 +63,12 @@ def machine(device: torch.device, dtype: torch.dtype) -> dict[str, Any]:
 
 
 def shown_name(target: str) -> str:
-    """A target's name for documents: a local path says where the model lay on this machine, not what it is."""
-    return Path(target).name if Path(target).exists() else target
+    """A target's name for documents: a local path says where the model lay on this machine, not what it is. Of one that
+    lies in a bundle, the run and the bundle tell it from others."""
+    path = Path(target)
+    if not path.exists():
+        return target
+    return str(Path(*path.resolve().parts[-3:])) if (path.parent / MANIFEST_FILE).is_file() else path.name
 
 
 def device_name(device: torch.device) -> str:

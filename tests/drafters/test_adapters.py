@@ -137,6 +137,16 @@ def test_settings_are_checked():
         LanguageModelConfig(start="new", shape={"num_hidden_layers": 2}, lora=LoraSettings(keep_adapter=True))
 
 
+def test_a_rank_beyond_a_layer_is_refused_by_the_layers_name(tiny_target):
+    target = tiny_target("llama", dtype=torch.float32)
+    layer = next(m for name, m in target.model.named_modules() if name.endswith("0.self_attn.k_proj"))
+    built(target, layers=(0,), lora={"rank": min(layer.weight.shape)})
+    with pytest.raises(
+        SpectrainError, match=r"drafter\.lora\.rank: found \d+, but layer model\.layers\.0\.self_attn\."
+    ):
+        built(target, layers=(0,), lora={"rank": min(layer.weight.shape) + 1})
+
+
 def test_a_model_without_linear_layers_is_refused_by_name(tiny_model):
     model = tiny_model("llama", layers=1)
     model.model.layers = torch.nn.ModuleList()
@@ -264,8 +274,11 @@ def test_a_warm_start_takes_what_the_other_says(tiny_target, other, lora):
 def test_what_does_not_fit_a_warm_start_is_refused(tiny_target):
     target = tiny_target("llama", dtype=torch.float32)
     for wrong, message in [
-        (built(target, layers=(0,)), r"warm start: model\.model\.layers\.1\.\S+ is None in the bundle, \["),
-        (MedusaDrafter.build(MedusaConfig(), target, torch.zeros(24)), "found a MedusaDrafter, expected a LanguageMo"),
+        (built(target, layers=(0,)), r"model\.model\.layers\.1\.\S+ is None in the bundle, \["),
+        (
+            MedusaDrafter.build(MedusaConfig(), target, torch.zeros(24)),
+            "found drafter type 'medusa', expected 'language_model'",
+        ),
     ]:
         with pytest.raises(SpectrainError, match=message):
             built(target, layers=(0, 3)).warm_start(wrong, target)

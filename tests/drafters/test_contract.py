@@ -50,6 +50,10 @@ def test_shapes_shifts_and_masks(toy):
         assert ids[-1] < toy.target.tokenizer_size
 
 
+def test_a_config_knows_how_many_depths_are_trained(toy):
+    assert len(toy.drafter.shifts()) == toy.drafter.config.trained_depths
+
+
 def test_the_number_of_depths_can_be_overridden(toy):
     for depths in (1, 2):
         output = toy.drafter(toy.batch, depths)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import shutil
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -177,6 +179,17 @@ def test_the_adapters_have_a_rate_of_their_own(target):
     assert sorted(both) == sorted(id(p) for p in drafter.parameters())
 
 
+def test_a_rank_beyond_a_layer_is_refused_by_the_layers_name_and_before_anything_runs(target):
+    side = min(min(m.weight.shape) for m in target.layers.modules() if isinstance(m, torch.nn.Linear))
+    assert MedusaConfig(joint=JointConfig(rank=side)).taps(target) == ()
+    message = (
+        rf"drafter\.joint\.rank: found {side + 1}, but layer model\.layers\.0\.\S+ is \d+ x \d+; give at most {side}"
+    )
+    for call in (MedusaConfig(joint=JointConfig(rank=side + 1)).taps, lambda t: built(t, JointConfig(rank=side + 1))):
+        with pytest.raises(SpectrainError, match=message):
+            call(target)
+
+
 def test_a_target_carries_adapters_once(target):
     built(target)
     with pytest.raises(SpectrainError, match="already carries adapters; load it anew"):
@@ -225,6 +238,19 @@ def test_a_program_gets_the_moved_target_by_itself(bundle):
     for token in answer.tokens:
         assert int(plain.logits(plain.forward(torch.tensor([ids])).hidden_BTH[0, -1]).argmax()) == token
         ids.append(token)
+
+
+def test_a_bundle_without_a_file_of_its_target_is_told_incomplete(bundle, tmp_path):
+    bundle, _, _ = bundle
+    cut = Path(shutil.copytree(bundle, tmp_path / "cut"))
+    (cut / "target" / "config.json").unlink()
+    message = rf"{cut} is incomplete: target/config\.json, a file of its own target, is missing"
+    shutil.copytree(bundle, tmp_path / "gone")
+    shutil.rmtree(tmp_path / "gone" / "target")
+    with pytest.raises(SpectrainError, match=message):
+        load_bundle(cut)
+    with pytest.raises(SpectrainError, match="gone is incomplete: target/"):
+        load_bundle(tmp_path / "gone")
 
 
 def test_a_manifest_that_forgot_the_origin_is_refused(bundle):

@@ -450,9 +450,9 @@ def test_a_shape_that_the_heads_cannot_fill_is_refused(tiny_target):
     request: dict[str, Any] = {"sampler": GREEDY, "max_new_tokens": 8, "eos_ids": ()}
     deep = StaticTree(((0,), (0, 0), (0, 0, 0), (0, 0, 0, 0)))
     wide = StaticTree(tuple((rank,) for rank in range(25)))
-    with pytest.raises(SpectrainError, match=r"\[0, 0, 0, 0\] has depth 4, MedusaDrafter drafts at most 3"):
+    with pytest.raises(SpectrainError, match=r"\[0, 0, 0, 0\] has depth 4, medusa drafts at most 3"):
         generate(target, drafter, [1, 2], shape=deep, **request)
-    with pytest.raises(SpectrainError, match=r"k=4 has depth 4, MedusaDrafter drafts at most 3"):
+    with pytest.raises(SpectrainError, match=r"k=4 has depth 4, medusa drafts at most 3"):
         generate(target, drafter, [1, 2], shape=Chain(4), **request)
     with pytest.raises(SpectrainError, match=r"\[24\] is beyond the 24 tokens"):
         generate(target, drafter, [1, 2], shape=wide, **request)

@@ -48,6 +48,7 @@ class Given(nn.Module):
         self.states, self.heads = nn.ParameterList(states), heads
         self.columns_D, self.features = columns, features
         self.teacher: Any = None
+        self.name = "given"
         self.auxiliary: tuple[Auxiliary, ...] = ()
 
     def shifts(self, depths: int | None = None) -> tuple[int, ...]:
@@ -307,7 +308,7 @@ def test_pace_weighs_every_loss_of_a_position_beside_its_depths_weight(teacher, 
 
 
 def test_pace_with_one_depth_is_refused():
-    with pytest.raises(SpectrainError, match=r"loss\.positions: found d_pace, but this Given trains one draft depth"):
+    with pytest.raises(SpectrainError, match=r"loss\.positions: found d_pace, but this given drafter trains one"):
         value_of(lab(depths=1), [1.0], positions="d_pace")
     assert value_of(lab(depths=1), [1.0]).item() > 0
 

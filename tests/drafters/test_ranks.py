@@ -1,6 +1,7 @@
 """ranks.json: what it holds, and what is no such file."""
 
 import json
+from pathlib import Path
 
 import pytest
 import torch
@@ -68,13 +69,16 @@ def test_a_bundle_without_ranks_names_the_command(tmp_path):
 @pytest.mark.parametrize(
     ("text", "found"),
     [
-        ("{", "JSONDecodeError"),
-        ("[]", "TypeError"),
-        ("{}", "'by_sampler'"),
-        ('{"by_sampler": {}}', "'greedy (T=0)'"),
-        ('{"by_sampler": {"greedy (T=0)": 5}}', "TypeError"),
-        ('{"by_sampler": {"greedy (T=0)": [[1.5]]}}', "accuracy at depth 1, rank 0: found 1.5"),
-        ('{"by_sampler": {"greedy (T=0)": [[0.0]]}}', "are never the target's; train it first"),
+        ("{", "Invalid JSON"),
+        ("[]", "Input should be an object"),
+        ("{}", "positions: Field required"),
+        ('{"positions": [9], "by_sampler": {}}', "by_sampler: Value error, found no 'greedy (T=0)'"),
+        ('{"positions": [9], "by_sampler": {"greedy (T=0)": 5}}', "by_sampler: greedy (T=0): Input should be a valid"),
+        (
+            '{"positions": [9], "by_sampler": {"greedy (T=0)": [[1.5]]}}',
+            "(T=0): 0: 0: Input should be less than",
+        ),
+        ('{"positions": [9], "by_sampler": {"greedy (T=0)": [[NaN]]}}', "greedy (T=0): 0: 0: Input should be"),
     ],
 )
 def test_what_is_no_record_of_ranks_is_named(tmp_path, text, found):
@@ -83,3 +87,10 @@ def test_what_is_no_record_of_ranks_is_named(tmp_path, text, found):
         read_ranks(tmp_path)
     assert str(error.value).startswith(f"{tmp_path / 'ranks.json'}: ")
     assert found in str(error.value)
+
+
+def test_a_fault_of_our_own_is_not_taken_for_a_damaged_file(tmp_path, monkeypatch):
+    (tmp_path / "ranks.json").write_text(json.dumps(RANKS))
+    monkeypatch.setattr(Path, "read_bytes", lambda path: {}["fault"])
+    with pytest.raises(KeyError, match="fault"):
+        read_ranks(tmp_path)

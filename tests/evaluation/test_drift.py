@@ -1,7 +1,9 @@
 """Bundles that hold a target of their own: how far it has moved, and how they are measured beside others."""
 
 import argparse
+import html
 import json
+import re
 import shutil
 from pathlib import Path
 
@@ -28,6 +30,7 @@ from spectrain.pipeline import Run
 from spectrain.target import load_target
 
 CONFIG = AcceptanceConfig(k=(2,), max_new_tokens=5)
+LAW = "Exact in the law of the bundle's own, changed target, which is not the original's"
 JOINT = JointConfig(rank=2, alpha=8)
 EXACT = {"value": 0.0, "low": 0.0, "high": 0.0}
 ALL = {"value": 1.0, "low": 1.0, "high": 1.0}
@@ -170,10 +173,12 @@ def test_drift_is_in_the_document_and_in_the_reports(compared, runs, chat_target
     assert "drift" not in document["context"]
     assert document["drift"][moved]["by_kind"]["everything"]["kl"]["value"] > 0
     for name in ("report.md", "report.html"):
-        text = (compared.parent / name).read_text(encoding="utf-8")
-        assert f"The target that was trained with {moved} is not the original" in text
+        text = html.unescape((compared.parent / name).read_text(encoding="utf-8"))
+        origin = document["drift"][moved]["original"]
+        assert origin == document["context"]["target"]["name"]
+        assert f"The target that was trained with {moved} is not the original, {origin}, which it derives from" in text
         assert "How far the target has moved" in text
-        assert "Exact in the law of the target that was trained with it, which is not the original" in text
+        assert re.search(rf"Exact in law, whatever is drafted: [^.]*frozen\) k=2\. {LAW}: .*moved\) k=2\.", text)
 
 
 def test_a_report_of_an_earlier_document_says_nothing_of_drift(compared):
@@ -209,6 +214,12 @@ def test_evaluate_takes_the_bundles_own_target(moved, chat_folder, finished_run,
     assert [c["contender"] for c in block["contenders"]] == ["plain", "ngram k=2", "medusa k=2"]
     assert all(entry["equal"] == 4 for entry in block["exactness"])
     assert document["drift"]["medusa"]["by_kind"]["everything"]["kl"]["value"] > 0
+    assert document["context"]["target"]["derived_from"]["weights"] == read_manifest(moved).derived_from.weights_digest
+    for name in ("report.md", "report.html"):
+        text = html.unescape((tmp_path / name).read_text())
+        assert re.search(f"{LAW}: ngram k=2, medusa k=2\\. Plain decoding, .* is that target's", text)
+        assert "Exact in law" not in text
+        assert "as fast as plain decoding of the bundle's own, changed target" in text
 
 
 def test_without_the_original_drift_is_not_measured_and_that_is_said(moved, finished_run, tmp_path, capsys):
@@ -266,6 +277,17 @@ def test_bundles_share_the_original_or_a_moved_target(runs, moved, own, chat_tar
     found = shared_target({"m": moved, "l": later})
     assert found.weights_digest == own.identity().weights_digest
     assert found.name == str(moved / "target")
+
+
+def test_a_target_derived_from_another_bundles_is_told_apart(moved, own, chats, tmp_path):
+    """Both lie in a folder that is called target."""
+    bundle = save(tmp_path / "again" / "bundle", moved / "target", JOINT, size=0.2, seed=1)
+    path = evaluate_bundle(bundle, own, chats[:2], CONFIG, tmp_path / "out", traffic="t", progress=False)
+    document = read_document(path)
+    assert document["context"]["target"]["name"] == "again/bundle/target"
+    assert document["context"]["target"]["derived_from"]["name"] == "moved/bundle/target"
+    assert document["drift"]["medusa"]["original"] == "moved/bundle/target"
+    assert "is not the original, moved/bundle/target, which it derives from" in render_markdown(document)
 
 
 def test_a_run_measures_what_it_has_moved(make_recipe, tmp_path):

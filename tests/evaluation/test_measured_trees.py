@@ -107,6 +107,27 @@ def test_a_bundle_without_ranks_is_refused_before_anything_is_measured(compare, 
     assert not (tmp_path / "out").exists()
 
 
+NEVER_RIGHT = {"greedy (T=0)": [[0.0, 0.0]]}
+
+
+def test_a_bundle_whose_ranks_give_no_tree_is_left_out_of_it(compare, bundles, capsys):
+    write(bundles[1], NEVER_RIGHT)
+    document = read_document(compare())
+    names = [c["contender"] for c in document["samplers"][0]["contenders"]]
+    assert names == ["plain", "ngram k=2", "eagle3 k=2", f"eagle3 {NAME}", "medusa k=2"]
+    reason = next(left["reason"] for left in document["context"]["left_out"] if left["drafter"] == "medusa")
+    assert "are never the target's; train it first" in reason
+    assert f"note: medusa {NAME} is left out: {reason}" in capsys.readouterr().out
+
+
+def test_where_no_bundle_has_a_tree_it_is_refused(compare, bundles, tmp_path):
+    for folder in bundles:
+        write(folder, NEVER_RIGHT)
+    with pytest.raises(SpectrainError, match="are never the target's; train it first"):
+        compare()
+    assert not (tmp_path / "out").exists()
+
+
 def test_a_bundle_by_itself(bundles, chat_target, chats, tmp_path):
     path = evaluate_bundle(Path(bundles[1]), chat_target, chats, CONFIG.model_copy(update={"samplers": (Sampler(),)}),
                            tmp_path / "out", traffic="t", progress=False)  # fmt: skip

@@ -213,6 +213,23 @@ def test_the_report_says_which_contenders_have_the_targets_law(wide, simulator):
     assert best != simulator.lossy
 
 
+def test_a_verdict_on_a_changed_target_says_whose_law_it_keeps(wide, simulator, monkeypatch, tmp_path):
+    document = copy.deepcopy(wide)
+    document["context"]["target"]["derived_from"] = {"name": "original", "weights": "0"}
+    verdict, own = document["samplers"][0]["verdict"]["overall"], "the bundle's own, changed target"
+    verdict |= {"decision": "on", "contender": "eagle3 k=3"}
+    titles = []
+    monkeypatch.setattr(report, "draw_picture", lambda block, title, words, file: titles.append(words))
+    report.render_picture(document, tmp_path / "a.png")
+    assert titles == [f"Turn it on: eagle3 k=3, with {own}"]
+    for page in (report.render_markdown(document), report.render_page(document).replace("&#39;", "'")):
+        assert titles[0] in page
+        assert f"as fast as plain decoding of {own} (" in page
+        law = f"Exact in the law of {own}, which is not the original's: eagle3 k=3, eagle3 k=5, {simulator.tree}."
+        assert law in page
+        assert "Exact in law, whatever" not in page
+
+
 def test_a_tree_has_rows_of_its_own_with_depth_and_nodes(wide, simulator):
     text, page = report.render_markdown(wide), report.render_page(wide)
     contender = next(c for c in wide["samplers"][0]["contenders"] if c["contender"] == simulator.tree)
