@@ -9,47 +9,90 @@ import json
 import os
 import shutil
 from collections.abc import Callable
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 from accelerate import Accelerator
+from torch import nn
 
+from spectrain.distributed import whole
 from spectrain.errors import SpectrainError
 from spectrain.files import atomic_file, write_json
 from spectrain.identity import first_difference
+from spectrain.selection import Selection
+
+BEST_FILE = "best.json"
+
+
+@dataclass(frozen=True)
+class Progress:
+    """Where a run stands: steps done, seconds spent, and its best validation."""
+
+    step: int = 0
+    seconds: float = 0.0
+    selection: Selection = field(default_factory=Selection)
 
 
 class Checkpoints:
     """Folders ``step-000200/`` with ``bundle/`` and ``state/``; the latest ``keep`` stay.
 
-    ``run`` says, in JSON values, what the numbers depend on: a run with another does not go on from here.
+    ``run`` says, in JSON values, what the numbers depend on: a run with another does not go on from here. With
+    ``keep_best`` the checkpoint of the best validation stays as well, and ``best.json`` names it. ``module`` is what
+    may be sharded over processes.
     """
 
-    def __init__(self, folder: Path, accelerator: Accelerator, keep: int, run: dict[str, Any]) -> None:
+    def __init__(self, folder: Path, accelerator: Accelerator, keep: int, run: dict[str, Any], *,
+                 keep_best: bool = False, module: nn.Module | None = None) -> None:  # fmt: skip
         self.folder, self.accelerator, self.keep, self.run = folder, accelerator, keep, run
+        self.keep_best, self.module = keep_best, nn.Module() if module is None else module
+
+    def at(self, step: int) -> Path:
+        """The folder of a step's checkpoint, whether or not there is one."""
+        return self.folder / f"step-{step:06d}"
 
     def all(self) -> list[Path]:
         """Complete checkpoints, oldest first (by step number, not by name or time)."""
         found = [path for path in self.folder.glob("step-*") if (path / "progress.json").exists()]
         return sorted(found, key=lambda path: int(path.name.removeprefix("step-")))
 
-    def resume(self) -> tuple[int, float]:
-        """Load the latest checkpoint; (steps done, seconds spent), or (0, 0.0) when there is none."""
+    def resume(self) -> Progress:
+        """Load the latest checkpoint, if there is one."""
+        if self.accelerator.is_main_process:
+            for left in self.folder.glob(".step-*"):  # by a process that was killed
+                shutil.rmtree(left)
         found = self.all()
         if not found:
-            return 0, 0.0
+            return Progress()
         progress = json.loads((found[-1] / "progress.json").read_text(encoding="utf-8"))
         if progress["run"] != self.run:
             raise SpectrainError(
                 f"checkpoint {found[-1]} belongs to another run, its settings against these: "
                 f"{first_difference(progress['run'], self.run)}; choose another output, or delete {self.folder}"
             )
-        self.accelerator.load_state(str(found[-1] / "state"))
-        return progress["step"], progress["seconds"]
+        self.load(progress["step"])
+        selection = Selection(**progress.get("selection", {}))
+        self._name_best(selection)
+        return Progress(progress["step"], progress["seconds"], selection)
 
-    def save(self, step: int, seconds: float, save_bundle: Callable[[Path], None]) -> None:
+    def load(self, step: int) -> None:
+        """Weights, optimizer and random state as they were at a step's checkpoint, on all processes."""
+        self.accelerator.load_state(str(self.at(step) / "state"))
+
+    def chosen(self, selection: Selection) -> int:
+        """The step whose bundle is the run's: of the best validation, or the latest checkpoint's."""
+        if not self.keep_best or selection.step is None:
+            return int(self.all()[-1].name.removeprefix("step-"))
+        if self._best(selection) is None:
+            raise SpectrainError(
+                f"training.select is best, which is step {selection.step} of this run, but {self.at(selection.step)} "
+                "is not there: was the run trained with select=last? Set training.select=last, or choose another output"
+            )
+        return selection.step
+
+    def save(self, progress: Progress, save_bundle: Callable[[Path], None]) -> None:
         """Write a checkpoint; it appears under its name only when every process has written its part."""
-        final = self.folder / f"step-{step:06d}"
+        final = self.at(progress.step)
         partial = self.folder / f".{final.name}.partial"
         if self.accelerator.is_main_process:
             shutil.rmtree(partial, ignore_errors=True)
@@ -58,17 +101,39 @@ class Checkpoints:
         try:
             self.accelerator.save_state(str(partial / "state"))
             self.accelerator.wait_for_everyone()
-            if self.accelerator.is_main_process:
-                save_bundle(partial / "bundle")
-                write_json(partial / "progress.json", {"step": step, "seconds": seconds, "run": self.run})
-                shutil.rmtree(final, ignore_errors=True)
-                os.rename(partial, final)
-                for old in self.all()[: -self.keep]:
-                    shutil.rmtree(old)
+            with whole(self.module):
+                if self.accelerator.is_main_process:
+                    save_bundle(partial / "bundle")
+                    write_json(partial / "progress.json", asdict(progress) | {"run": self.run})
+                    shutil.rmtree(final, ignore_errors=True)
+                    os.rename(partial, final)
+                    self._name_best(progress.selection)
+                    self._forget_old(progress.selection)
         except BaseException:
             shutil.rmtree(partial, ignore_errors=True)
             raise
         self.accelerator.wait_for_everyone()
+
+    def _best(self, selection: Selection) -> Path | None:
+        if not self.keep_best or selection.step is None or not self.at(selection.step).exists():
+            return None
+        return self.at(selection.step)
+
+    def _name_best(self, selection: Selection) -> None:
+        """Once the checkpoint that it names is there."""
+        best, file = self._best(selection), self.folder / BEST_FILE
+        if best is None or not self.accelerator.is_main_process:
+            return
+        named = {"checkpoint": best.name, "step": selection.step, "tokens_per_round": selection.tokens_per_round}
+        if not file.exists() or json.loads(file.read_text(encoding="utf-8")) != named:
+            write_json(file, named)
+
+    def _forget_old(self, selection: Selection) -> None:
+        for old in self.all()[: -self.keep]:
+            if old != self._best(selection):
+                gone = self.folder / f".{old.name}.partial"
+                os.rename(old, gone)  # one that is half removed must not pass for a checkpoint
+                shutil.rmtree(gone)
 
 
 class Metrics:

@@ -39,11 +39,12 @@ def train(arguments: Sequence[str], name: str = "spectrain train") -> None:
     """Train the drafter of a recipe (prepares first)."""
     text = "Train the recipe's drafter and write its bundle. Prepares what is missing; resumes what was interrupted."
     example = f"accelerate launch scripts/train.py {RECIPE} optim.lr=2e-4"
-    options = recipe_command(name, text, example).parse_args(arguments)
-    from spectrain.config import load_recipe
-    from spectrain.pipeline import Run
+    parser = recipe_command(name, text, example)
+    parser.add_argument("--dry-run", action="store_true", help="say rows, steps, memory and time, and start nothing")
+    options = parser.parse_intermixed_args(arguments)
+    from spectrain.commands import train as command
 
-    Run(load_recipe(options.recipe, options.overrides)).train()
+    command(options)
 
 
 def run(arguments: Sequence[str], name: str = "spectrain run") -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -165,6 +166,20 @@ def estimate(options: argparse.Namespace) -> bool:
         write_json(Path(options.output), document)
         print(f"numbers: {options.output}")
     return room is None or shortage(document, room) is None
+
+
+def train(options: argparse.Namespace) -> None:
+    """Train a recipe; or say what that would do, once however many processes were started."""
+    from spectrain.config import load_recipe  # not needed by the others, as what follows
+    from spectrain.distributed import processes
+    from spectrain.dry_run import dry_run
+    from spectrain.pipeline import Run
+
+    if not options.dry_run:
+        Run(load_recipe(options.recipe, options.overrides)).train()
+        processes().destroy_process_group()
+    elif os.environ.get("RANK", "0") == "0":
+        print(dry_run(Path(options.recipe), options.overrides))
 
 
 def _target(options: argparse.Namespace, folder: Path | None) -> Target:

@@ -45,6 +45,8 @@ class TargetConfig(_Part):
     revision: str | None = None
     dtype: str = "float32"
     attention: str | None = None
+    device: str = Field("auto", description="auto is each process's own; or cpu, cuda:1")
+    device_map: Literal["auto"] | None = Field(None, description="auto spreads the layers over several devices")
 
 
 class DataConfig(_Part):

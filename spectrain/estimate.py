@@ -158,7 +158,7 @@ class _Plan:
         step = self._step(rows, length, answer, accumulate=training.accumulation > 1)
         held = sum(t.nbytes for t in (*self.drafter.parameters(), *self.drafter.buffers()))
         gradients = self.trainable * FLOAT
-        moments = gradients * MOMENTS
+        moments = self._moments()
         buckets = gradients if self.processes > 1 else 0
         heads = max(map(self._head_bytes, step.heads), default=0)
         resting = self.target_bytes + held + moments + buckets
@@ -170,6 +170,9 @@ class _Plan:
             # The optimizer's own temporary is as large as a moment, when the activations are gone.
             "peak": resting + max(step.peak_bytes, step.kept_bytes + heads, 2 * gradients, gradients + live),
         }  # fmt: skip
+
+    def _moments(self) -> int:
+        return self.trainable * MOMENTS * (1 if self.recipe.optim.name == "adamw_8bit" else FLOAT)
 
     def _head_bytes(self, head: HeadRows) -> int:
         """Logits of a chunk and what a loss makes of them; the head cut to its columns and cast; its gradient."""
@@ -187,12 +190,12 @@ class _Plan:
         state = sum(t.nbytes for t in self.drafter.state_dict().values())
         moved = self._step(1, *self.work.train.mean, progress=1.0).moves_target
         bundle = self._bundle_bytes() + (self.target_bytes if moved else 0)
-        checkpoint = bundle + state + self.trainable * FLOAT * MOMENTS
+        checkpoint = bundle + state + self._moments()
         # Scores are against the whole law: what is held out has no likeliest tokens stored.
         heldout = 0 if self.live else bytes_per_token(self.recipe, self.target, top_k=False)
         features = per_token * self.work.train.tokens + heldout * self.work.heldout.tokens
-        # One more checkpoint than are kept is there while it is written.
-        checkpoints = checkpoint * (self.recipe.training.keep + 1)
+        # Besides the latest ones there are the best, and while one is written it too.
+        checkpoints = checkpoint * (self.recipe.training.keep + 1 + (self.recipe.training.select == "best"))
         return {
             "feature_bytes_per_token": per_token, "features": features, "bundle": bundle, "checkpoint": checkpoint,
             "checkpoints": checkpoints, "target": self.target_bytes, "total": features + checkpoints + bundle,

@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from accelerate import PartialState
 
 from spectrain.attention import context
 from spectrain.bundle import save_drafter
@@ -27,6 +26,7 @@ from spectrain.data.feature_rows import FeatureRows, LiveFeatures
 from spectrain.data.features import extract_features, store_key
 from spectrain.data.split import conversations_digest
 from spectrain.data.template import set_template_kwargs
+from spectrain.distributed import processes, whole
 from spectrain.drafters import TrainableDrafter, family_of
 from spectrain.drafters.ranks import RANKS_FILE, measure_ranks
 from spectrain.errors import SpectrainError
@@ -74,16 +74,22 @@ class Run:
 
     @cached_property
     def target(self) -> Target:
-        config = self.recipe.target
-        device = str(PartialState().device)  # each process has its own
+        config, state = self.recipe.target, processes()
+        if config.device_map is not None and state.num_processes > 1:
+            raise SpectrainError(
+                f"target.device_map spreads the target over all devices, and {state.num_processes} processes would "
+                "each do so; prepare with one process, or leave it out"
+            )
+        device = str(state.device) if config.device == "auto" else config.device  # each process has its own
         target = load_target(
-            config.name, revision=config.revision, dtype=config.dtype, device=device, attention=config.attention
-        )
+            config.name, revision=config.revision, dtype=config.dtype, device=device, attention=config.attention,
+            device_map=config.device_map,
+        )  # fmt: skip
         set_template_kwargs(target.tokenizer, self.recipe.data.chat_template_kwargs)
         return target
 
     def say(self, text: str) -> None:
-        if self.progress and PartialState().is_main_process:
+        if self.progress and processes().is_main_process:
             print(text, flush=True)
 
     # --- prepare ----------------------------------------------------------------------------------------------
@@ -104,7 +110,7 @@ class Run:
 
     def prepare(self) -> Prepared:
         """Split, let the target answer, encode, and extract features. The main process works, then the others read."""
-        with PartialState().main_process_first(), offering_to_drop():
+        with processes().main_process_first(), offering_to_drop():
             return self._prepare()
 
     def _prepare(self) -> Prepared:
@@ -166,6 +172,7 @@ class Run:
         if not self.recipe.drafter.trainable:
             family = self.recipe.drafter.type
             raise SpectrainError(f"drafter type {family!r} has nothing to train; measure it as one of the baselines")
+        _check_device(self.target.device, processes().device)
         start = self._start()  # before hours of preparation
         prepared = self.prepare()
         counts_V = torch.zeros(self.target.vocab_size, dtype=torch.long)
@@ -190,15 +197,14 @@ class Run:
                           prompts=training_prompts(self.recipe.training.on_policy, self.target, prepared.train,
                                                    self.recipe.data.max_length))  # fmt: skip
         trainer.run()
-        if PartialState().is_main_process:
-            latest = trainer.checkpoints.all()[-1] / "bundle"
-            if not _holds(self.bundle, latest):
+        with whole(drafter):
+            chosen = trainer.checkpoints.at(trainer.chosen) / "bundle"
+            if processes().is_main_process and not _holds(self.bundle, chosen):
                 with atomic_folder(self.bundle) as partial:
-                    shutil.copytree(latest, partial, dirs_exist_ok=True)
-                    drafter.set_progress(trainer.total_steps, trainer.total_steps)  # as it was when training ended
+                    shutil.copytree(chosen, partial, dirs_exist_ok=True)
                     self._write_ranks(partial, drafter, prepared.train_store)
-        PartialState().wait_for_everyone()
-        self.say(f"bundle: {self.bundle}")
+        processes().wait_for_everyone()
+        self.say(f"bundle: {self.bundle} ({trainer.choice})")
         return self.bundle
 
     def _write_ranks(self, folder: Path, drafter: TrainableDrafter, store: FeatureRows) -> None:
@@ -222,7 +228,7 @@ class Run:
             raise SpectrainError(
                 f"warm_start.bundle {config.bundle} is what this run will write; choose another output"
             )
-        with PartialState().main_process_first():
+        with processes().main_process_first():
             return find_start(config.bundle, config.revision, self.recipe.drafter.type, self.target)
 
     def _warm_start(self, drafter: TrainableDrafter, folder: Path) -> dict[str, Any]:
@@ -269,6 +275,15 @@ def _check_writable(key: str, folder: Path) -> None:
         raise SpectrainError(f"{key} {folder}: {there} is a file, expected a folder; choose another place")
     if not os.access(there, os.W_OK | os.X_OK):
         raise SpectrainError(f"{key} {folder}: {there} cannot be written into; choose another place")
+
+
+def _check_device(target: torch.device, training: torch.device) -> None:
+    """A drafter in training borrows the target's embedding and head, so they have to lie where it does."""
+    if (target.type, target.index or 0) != (training.type, training.index or 0):
+        raise SpectrainError(
+            f"target.device is {target}, but training runs on {training}; leave target.device out, or start training "
+            "there (CUDA_VISIBLE_DEVICES=1, ACCELERATE_USE_CPU=true)"
+        )
 
 
 def _check_same_rows(path: Path, counts: dict[str, dict[str, Any]]) -> None:

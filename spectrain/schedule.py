@@ -11,6 +11,10 @@ from typing import Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 from spectrain.data.batches import plan_epoch
+from spectrain.data.feature_rows import FeatureRows
+from spectrain.drafters.base import TrainableDrafter
+from spectrain.errors import SpectrainError
+from spectrain.losses import supervised
 from spectrain.on_policy import OnPolicyConfig
 
 
@@ -18,6 +22,9 @@ class OptimConfig(BaseModel):
     """AdamW with warm-up and cosine, in optimizer steps whatever the number of processes."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+    name: Literal["adamw", "adamw_fused", "adamw_8bit"] = Field(
+        "adamw", description="plain; one kernel a step; or moments in 8 bits (spectrain[8bit])"
+    )
     lr: float = Field(5e-5, gt=0)
     betas: tuple[float, float] = (0.9, 0.95)
     weight_decay: float = Field(0.0, ge=0)
@@ -50,7 +57,11 @@ class TrainingConfig(BaseModel):
     validate_every: int = Field(100, ge=1, description="optimizer steps")
     validation_depths: int = Field(5, ge=1, description="draft tokens a round that validation looks at")
     checkpoint_every: int = Field(200, ge=1, description="optimizer steps")
-    keep: int = Field(2, ge=1, description="latest checkpoints that stay on disk")
+    keep: int = Field(2, ge=1, description="latest checkpoints that stay on disk, besides the best one")
+    select: Literal["best", "last"] = Field(
+        "best", description="the run's bundle: of most tokens per round on the held-out rows, or of the last step"
+    )
+    patience: int | None = Field(None, ge=1, description="stop after so many validations without a better one")
     on_policy: OnPolicyConfig | None = Field(None, description="rows written during training, beside the prepared ones")
     tracker: Literal["none", "wandb", "tensorboard"] = "none"
 
@@ -109,3 +120,14 @@ class Curriculum:
             return Fraction(0)
         share = Fraction(str(self.config.on_policy.share))
         return share / (1 - share)
+
+
+def check_supervised(drafter: TrainableDrafter, **stores: FeatureRows) -> None:
+    """Rows may have answers, and yet none long enough for the first draft depth."""
+    shift = drafter.shifts()[0]
+    for name, store in stores.items():
+        if not any(supervised(store.answer(row)[None], shift).any() for row in range(len(store))):
+            raise SpectrainError(
+                f"nothing is supervised in the {len(store)} {name} rows: none has {shift} answer tokens in a row, "
+                "which the first draft depth needs; give longer answers, or have them generated first"
+            )

@@ -2,9 +2,7 @@
 
 Shapes: B batch, T positions, H hidden, F = taps x H, V vocabulary rows of the head, K of the likeliest tokens.
 
-Tap convention: tap k is the residual stream *entering* decoder layer k (0 <= k < L), which is Hugging Face's
-``hidden_states[k]`` and vLLM's auxiliary layer id k. The last hidden state is the one *after* the final norm: it is
-what the head reads.
+The last hidden state is the one *after* the final norm: it is what the head reads. What a tap is: ``taps``.
 """
 
 from __future__ import annotations
@@ -30,9 +28,8 @@ from spectrain.errors import SpectrainError
 from spectrain.heads import OutputHead
 from spectrain.identity import TargetIdentity, check_rows, target_identity
 from spectrain.shapes import Layout
+from spectrain.taps import check_taps
 from spectrain.weights import resolve_model
-
-TAP_CONVENTION = "stream entering layer k (hidden_states[k])"
 
 
 @dataclass(frozen=True)
@@ -77,36 +74,22 @@ class FeatureBatch:
                        top_ids_BTK=None, top_log_p_BTK=None)  # fmt: skip
 
 
-def default_taps(num_layers: int) -> tuple[int, int, int]:
-    """EAGLE-3's low, middle and high streams (2503.01840): layers 2, L//2 and L-3. Needs seven layers or more."""
-    if num_layers < 7:
-        raise SpectrainError(
-            f"the default taps [2, L//2, L-3] need a target of at least 7 layers, this one has {num_layers}; "
-            "give three distinct ascending layers as drafter.tap_layers"
-        )
-    return (2, num_layers // 2, num_layers - 3)
-
-
-def check_taps(taps: Sequence[int], num_layers: int) -> tuple[int, ...]:
-    """Distinct ascending layers of the target, or an error that says which is not."""
-    taps = tuple(taps)
-    if list(taps) != sorted(set(taps)) or not taps or taps[0] < 0 or taps[-1] >= num_layers:
-        raise SpectrainError(
-            f"taps {list(taps)} are not distinct ascending layers of a target with {num_layers} layers; "
-            f"expected values from 0 to {num_layers - 1}: tap k is the {TAP_CONVENTION}"
-        )
-    return taps
-
-
 class Target:
     """A causal language model that is never trained here, with its tokenizer.
 
     ``tokenizer_size`` bounds the ids that exist: rows of the head beyond it are padding and get a logit of -inf.
+
+    A model that is spread over devices reads ids from ``device`` and answers there, where copies of its embedding and
+    head lie for whoever borrows them.
     """
 
+    _device: torch.device | None = None
+
     def __init__(self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, *, name: str,
-                 folder: Path | None = None, revision: str | None = None) -> None:  # fmt: skip
+                 folder: Path | None = None, revision: str | None = None,
+                 device: torch.device | None = None) -> None:  # fmt: skip
         check_reversible(model.config)
+        self._device, self._copies = device, dict[int, Tensor]()
         self.model = model.eval().requires_grad_(False)
         self.tokenizer = tokenizer
         self.name, self.folder, self.revision = name, folder, revision
@@ -137,7 +120,7 @@ class Target:
 
     @property
     def device(self) -> torch.device:
-        return self.head_weight.device
+        return self._device or self.head_weight.device
 
     @property
     def dtype(self) -> torch.dtype:
@@ -145,16 +128,27 @@ class Target:
 
     @property
     def head_weight(self) -> Tensor:
-        return self.model.get_output_embeddings().weight
+        return self._here(self.model.get_output_embeddings().weight)
 
     @property
     def head(self) -> OutputHead:
         head, cap = self.model.get_output_embeddings(), getattr(self.config, "final_logit_softcapping", None)
-        return OutputHead(head.weight.detach(), getattr(head, "bias", None), cap, self.tokenizer_size)
+        bias = getattr(head, "bias", None)
+        return OutputHead(
+            self.head_weight.detach(), None if bias is None else self._here(bias), cap, self.tokenizer_size
+        )
 
     @property
     def embedding_weight(self) -> Tensor:
-        return self.model.get_input_embeddings().weight
+        return self._here(self.model.get_input_embeddings().weight)
+
+    def _here(self, weight: Tensor) -> Tensor:
+        """A frozen weight on ``device``, copied once where it lies elsewhere."""
+        if self._device is None or weight.device == self._device:
+            return weight
+        if id(weight) not in self._copies:
+            self._copies[id(weight)] = weight.detach().to(self._device)
+        return self._copies[id(weight)]
 
     @property
     def eos_ids(self) -> tuple[int, ...]:
@@ -215,7 +209,8 @@ class Target:
             hidden = self.model.base_model(input_ids=ids_BT, use_cache=False).last_hidden_state
         else:
             hidden = cached_forward(self.model.base_model, self._masks, ids_BT, cache, layout)
-        streams = [self._streams.pop(index) for index in self._taps]
+        hidden = hidden.to(self.device)
+        streams = [self._streams.pop(index).to(self.device) for index in self._taps]
         return Features(hidden, torch.cat(streams, dim=-1) if streams else hidden[..., :0])
 
     @torch.inference_mode()
@@ -255,11 +250,12 @@ def _device(name: str | None) -> torch.device:
 
 
 def load_target(name: str, *, revision: str | None = None, dtype: str = "float32", device: str | None = None,
-                attention: str | None = None) -> Target:  # fmt: skip
+                attention: str | None = None, device_map: str | None = None) -> Target:  # fmt: skip
     """Load a causal language model and its tokenizer from a folder or the Hub; no remote code is ever run.
 
     ``dtype`` is a floating torch dtype by name; ``device`` defaults to the first accelerator, or the CPU; ``attention``
-    to SDPA, or to eager attention where the scores have a soft cap, which SDPA would drop.
+    to SDPA, or to eager attention where the scores have a soft cap, which SDPA would drop. ``device_map`` ("auto")
+    spreads the layers over the accelerators that there are; what the target says comes back on ``device``.
     """
     folder, commit = resolve_model(name, revision)
     if not (folder / "config.json").is_file():
@@ -281,6 +277,7 @@ def load_target(name: str, *, revision: str | None = None, dtype: str = "float32
             use_safetensors=True,
             trust_remote_code=False,
             output_loading_info=True,
+            device_map=device_map,
         )
     except Exception as error:  # each library that reads a part of the folder raises its own kinds
         raise SpectrainError(f"target {name!r} does not load: {type(error).__name__}: {error}") from error
@@ -292,4 +289,8 @@ def load_target(name: str, *, revision: str | None = None, dtype: str = "float32
         raise SpectrainError(
             f"target {name!r} has no tokenizer files; put tokenizer.json and its config beside the model"
         )
-    return Target(model.to(place), tokenizer, name=name, folder=folder, revision=commit)
+    if device_map is None:
+        return Target(model.to(place), tokenizer, name=name, folder=folder, revision=commit)
+    if any(parameter.is_meta for parameter in model.parameters()):
+        raise SpectrainError(f"target {name!r} does not fit the accelerators here; use bfloat16, or more of them")
+    return Target(model, tokenizer, name=name, folder=folder, revision=commit, device=place)

@@ -9,24 +9,25 @@ Shapes: B batch, T positions.
 from __future__ import annotations
 
 import math
-import os
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
-from accelerate import Accelerator
-from accelerate.utils import gather_object, set_seed
+from accelerate.utils import gather_object
 from torch import Tensor
+from torch.distributed.tensor import DTensor
 from torch.nn.utils.rnn import pad_sequence
 from torch.optim.lr_scheduler import LambdaLR
 from tqdm import tqdm
 
-from spectrain.checkpoints import Checkpoints, Metrics
+from spectrain.checkpoints import Checkpoints, Progress
 from spectrain.data.batches import padding_share, plan_epoch
 from spectrain.data.conversations import EncodedRow
 from spectrain.data.feature_rows import FeatureRows
+from spectrain.decoding.requests import stream_seed
+from spectrain.distributed import check_sharding, start_accelerator, whole
 from spectrain.drafters.base import TrainableDrafter
 from spectrain.drafters.objective import DrafterLoss, LossConfig
 from spectrain.drafters.scoring import DepthScores, describe, score_batch, summary_line
@@ -35,8 +36,11 @@ from spectrain.files import json_digest
 from spectrain.heads import OutputHead
 from spectrain.losses import depth_weights, supervised
 from spectrain.on_policy import OnPolicy, Prompts
-from spectrain.schedule import Curriculum, OptimConfig, Step, TrainingConfig
+from spectrain.optimizer import build_optimizer
+from spectrain.schedule import Curriculum, OptimConfig, Step, TrainingConfig, check_supervised
+from spectrain.selection import Selection
 from spectrain.target import FeatureBatch
+from spectrain.tracking import Tracking, peak_memory
 
 MicroBatch = Sequence[int] | Sequence[EncodedRow]
 """Numbers of prepared rows, or on-policy rows whose features are computed on the spot."""
@@ -52,29 +56,31 @@ class Trainer:
         self.config, self.optim, self.loss = config, optim, loss
         self.train_rows, self.heldout_rows, self.folder = train, heldout, folder
         self.save_bundle, self.origin = save_bundle, origin
-        self.head = head
-        self.accelerator = _accelerator(config, folder)
+        self.head, self.selection, self.chosen = head, Selection(), 0
+        self.accelerator = start_accelerator(
+            folder, precision=config.precision, seed=config.seed, tracker=config.tracker
+        )
         self.curriculum = Curriculum(
             [train.length(i) for i in range(len(train))], config, self.accelerator.num_processes
         )
         self.total_steps = self.curriculum.total_steps()
-        _check_supervised(drafter, train=train, heldout=heldout)
+        check_supervised(drafter, train=train, heldout=heldout)
         module = DrafterLoss(drafter.train(), head, loss)
         parts = drafter.parameter_groups()
         groups = [{"params": part["params"], "lr": optim.lr * part["lr_scale"]} for part in parts]
-        optimizer = torch.optim.AdamW(groups, lr=optim.lr, betas=optim.betas, weight_decay=optim.weight_decay)
+        optimizer = build_optimizer(optim, groups)
         # The scheduler counts optimizer steps: it is not handed to `prepare`, which would step it once a process.
         self.scheduler = LambdaLR(optimizer, lambda done: optim.rate(done + 1, self.total_steps))
         self.lr_scale = parts[0]["lr_scale"]
         self.module, self.optimizer = self.accelerator.prepare(module, optimizer)
-        self.parameters = [parameter for group in groups for parameter in group["params"]]
+        check_sharding(self.module, drafter)
+        # Of the optimizer, for where they are sharded, others have taken the place of the drafter's own.
+        self.parameters = [parameter for group in self.optimizer.param_groups for parameter in group["params"]]
         self.accelerator.register_for_checkpointing(self.scheduler)
         self.on_policy = self._on_policy(prompts)
-        self.metrics = Metrics(folder / "metrics.jsonl")
-        self.checkpoints = Checkpoints(folder / "checkpoints", self.accelerator, config.keep, self._run())
-        if config.tracker != "none":
-            options = {"wandb": {"dir": str(folder)}}  # else it writes to wherever the command was started
-            self.accelerator.init_trackers("spectrain", config=flatten(settings), init_kwargs=options)
+        self.tracking = Tracking(folder, self.accelerator, config.tracker, settings)
+        self.checkpoints = Checkpoints(folder / "checkpoints", self.accelerator, config.keep, self._run(),
+                                       keep_best=config.select == "best", module=self.module)  # fmt: skip
 
     @property
     def drafter(self) -> TrainableDrafter:
@@ -88,7 +94,8 @@ class Trainer:
         return {
             "drafter": self.drafter.config.model_dump(mode="json"),
             "loss": self.loss.model_dump(mode="json"),
-            "optim": self.optim.model_dump(mode="json"),
+            # A setting that came later is told where it is not what every run had before.
+            "optim": self.optim.model_dump(mode="json", exclude={"name"} if self.optim.name == "adamw" else None),
             "training": self.config.model_dump(mode="json", include=ours),
             "micro_batches_per_step": self.config.accumulation * self.accelerator.num_processes,
             "features": json_digest(self.train_rows.key),
@@ -106,62 +113,80 @@ class Trainer:
                         self.config.micro_batch_tokens)  # fmt: skip
 
     def run(self) -> dict[str, Any]:
-        """Train to the end; the final validation scores and the time spent, also kept in ``metrics.jsonl``."""
-        done, seconds = self.checkpoints.resume()
+        """Train to the end and leave the drafter as it was at the ``chosen`` step.
+
+        The last step's numbers with its validation scores and the time spent, also kept in ``metrics.jsonl``.
+        """
+        progress = self.checkpoints.resume()
+        done, self.selection = progress.step, progress.selection
         if self.accelerator.is_main_process:
-            self.metrics.forget_after(done)
-        started = time.perf_counter() - seconds
+            self.tracking.metrics.forget_after(done)
+        started = time.perf_counter() - progress.seconds
         last: dict[str, Any] = {}
         quiet = not self.accelerator.is_main_process
         with tqdm(total=self.total_steps, initial=done, desc="train", unit="step", disable=quiet) as bar:
             for planned in self.curriculum.steps(done):
-                step = planned.number
-                self.drafter.set_progress(step, self.total_steps)
-                live, written = self._write(planned)
-                last = self._step([*planned.batches, *live], step) | written
-                last |= {"step": step, "epoch": planned.epoch, "seconds": time.perf_counter() - started}
+                if self.selection.exhausted(self.config.patience):
+                    break
+                last = self._train_step(planned, started)
                 bar.update()
                 bar.set_postfix(loss=f"{last['loss']:.3f}", lr=f"{last['lr']:.1e}")
-                if step % self.config.validate_every == 0 or step == self.total_steps:
-                    last |= {"validation": describe(self.validate())}
-                    if not quiet:
-                        bar.write(f"step {step}: held-out {summary_line(last['validation'])}")
-                self._record(last)
-                if step % self.config.checkpoint_every == 0 or step == self.total_steps:
-                    self.checkpoints.save(step, last["seconds"], self.save_bundle)
-        self.accelerator.end_training()
-        return last or self.metrics.read()[-1]
+                if "validation" in last and not quiet:
+                    bar.write(f"step {planned.number}: held-out {summary_line(last['validation'])}")
+        last = last or self.tracking.metrics.read()[-1]
+        self.chosen = self.checkpoints.chosen(self.selection)
+        if self.chosen != last["step"]:
+            self.checkpoints.load(self.chosen)
+        self.drafter.set_progress(self.chosen, self.total_steps)
+        self.tracking.finish(self.folder / "training.png", self.chosen)
+        return last
+
+    @property
+    def choice(self) -> str:
+        """Which step was chosen, for people."""
+        found, score = f"step {self.chosen} of {self.total_steps}", self.selection.tokens_per_round
+        if self.chosen != self.selection.step or score is None:
+            return f"{found}, the last"
+        return f"{found}, the best on the held-out rows: {score:.2f} tokens per round"
+
+    def _train_step(self, planned: Step, started: float) -> dict[str, Any]:
+        """One optimizer step with all that is due after it: validation, its record, a checkpoint."""
+        step, config = planned.number, self.config
+        self.drafter.set_progress(step, self.total_steps)
+        live, written = self._write(planned)
+        values = self._step([*planned.batches, *live], step) | written
+        values |= {"step": step, "epoch": planned.epoch, "seconds": time.perf_counter() - started}
+        save = step % config.checkpoint_every == 0 or step == self.total_steps
+        if step % config.validate_every == 0 or step == self.total_steps:
+            values |= {"validation": describe(self.validate())}
+            self.selection = self.selection.after(step, values["validation"]["tokens_per_round"])
+            save |= config.select == "best" and self.selection.step == step
+            if self.selection.exhausted(config.patience):
+                values["stopped_early"] = save = True
+        self.tracking.record(values)
+        if save:
+            self.checkpoints.save(Progress(step, values["seconds"], self.selection), self.save_bundle)
+        return values
 
     def _write(self, step: Step) -> tuple[list[list[EncodedRow]], dict[str, Any]]:
         """The step's on-policy micro-batches, and what was written for them if this is where new rows are due."""
         if self.on_policy is None:
             return [], {}
         kept = [int(path.name.removeprefix("step-")) for path in self.checkpoints.all()]
-        written = self.on_policy.prepare(step.number, step.on_policy.start, kept)
+        with whole(self.module):
+            written = self.on_policy.prepare(step.number, step.on_policy.start, kept)
         return self.on_policy.micro_batches(step.on_policy), {} if written is None else {"on_policy": written}
 
     def _step(self, batches: Sequence[MicroBatch], step: int) -> dict[str, Any]:
         """One optimizer step over this process's share of ``batches``."""
-        share = batches[self.accelerator.process_index :: self.accelerator.num_processes]
-        rounds = -(-len(batches) // self.accelerator.num_processes)
         started = time.perf_counter()
-        counts = self._global_counts(share)
-        weights = self._weights(counts)
-        total = torch.zeros((), device=self.accelerator.device)
-        for number in range(rounds):
-            # A process without a micro-batch of its own joins in with one that counts nothing.
-            batch = self._features(share[number]) if number < len(share) else _unsupervised(self._features(batches[0]))
-            if number < rounds - 1:
-                with self.accelerator.no_sync(self.module):
-                    total += self._backward(batch, weights)
-            else:
-                total += self._backward(batch, weights)
-        loss = float(self.accelerator.reduce(total, reduction="mean"))
-        norm = float(self.accelerator.clip_grad_norm_(self.parameters, self.optim.clip))
+        losses, counts = self._gradients(batches, step)
+        loss = float(self.accelerator.reduce(torch.stack(losses).sum(), reduction="mean"))
+        norm = _number(self.accelerator.clip_grad_norm_(self.parameters, self.optim.clip))
         if not math.isfinite(loss) or not math.isfinite(norm):
             raise SpectrainError(
-                f"loss {loss}, gradient norm {norm} at step {step} (rows {_rows(batches)}): training has diverged; "
-                "lower optim.lr, or look at these rows of the prepared data"
+                f"loss {loss}, gradient norm {norm} at step {step} (rows {self._suspects(batches, losses)}): training "
+                "has diverged; lower optim.lr, or look at these rows of the prepared data"
             )
         rate = self.scheduler.get_last_lr()[0] / self.lr_scale
         self.optimizer.step()
@@ -173,7 +198,34 @@ class Trainer:
             "loss": loss, "lr": rate, "gradient_norm": norm, "supervised": counts[0],
             "tokens_per_second": sum(lengths) / (time.perf_counter() - started),
             "padding": padding_share(lengths, [[next(numbers) for _ in rows] for rows in batches]),
+            "peak_memory": peak_memory(self.accelerator.device),
         }  # fmt: skip
+
+    def _gradients(self, batches: Sequence[MicroBatch], step: int) -> tuple[list[Tensor], list[int]]:
+        """Add up the gradients of this process's share; its loss of each micro-batch, and the positions that count."""
+        processes, own = self.accelerator.num_processes, self.accelerator.process_index
+        share, rounds = batches[own::processes], -(-len(batches) // processes)
+        counts = self._global_counts(share)
+        weights = self._weights(counts)
+        losses = []
+        for number in range(rounds):
+            # What a drafter draws, noise for instance, goes by the micro-batch and not by who computes it.
+            torch.manual_seed(stream_seed(self.config.seed, step, number * processes + own))
+            # A process without a micro-batch of its own joins in with one that counts nothing.
+            batch = self._features(share[number]) if number < len(share) else _unsupervised(self._features(batches[0]))
+            if number < rounds - 1:
+                with self.accelerator.no_sync(self.module):
+                    losses.append(self._backward(batch, weights))
+            else:
+                losses.append(self._backward(batch, weights))
+        return losses, counts
+
+    def _suspects(self, batches: Sequence[MicroBatch], losses: list[Tensor]) -> list[list[int | str]]:
+        """The micro-batches whose own loss is no number, for people; all of them where only the gradient is none."""
+        finite = gather_object([[math.isfinite(float(loss)) for loss in losses]])
+        processes = len(finite)
+        bad = [b for i, b in enumerate(batches) if not finite[i % processes][i // processes]]
+        return _rows(bad or batches)
 
     def _features(self, batch: MicroBatch) -> FeatureBatch:
         live = [row for row in batch if isinstance(row, EncodedRow)]
@@ -215,7 +267,10 @@ class Trainer:
 
     def validate(self) -> DepthScores:
         """Scores of the drafter as it is on the held-out rows, all processes together."""
-        drafter = self.drafter.eval()
+        with whole(self.module):
+            return self._scores(self.drafter.eval())
+
+    def _scores(self, drafter: TrainableDrafter) -> DepthScores:
         lengths = [self.heldout_rows.length(i) for i in range(len(self.heldout_rows))]
         batches = plan_epoch(lengths, max(self.config.micro_batch_tokens, max(lengths)), 0, 0)
         scores = DepthScores()
@@ -225,23 +280,6 @@ class Trainer:
                 scores = scores + score_batch(drafter, batch, self.head, self.config.validation_depths)
         drafter.train()
         return sum(gather_object([scores]), DepthScores())
-
-    def _record(self, values: dict[str, Any]) -> None:
-        if self.config.tracker != "none":
-            self.accelerator.log(flatten(values), step=values["step"])
-        if self.accelerator.is_main_process:
-            self.metrics.append(values)
-
-
-def _check_supervised(drafter: TrainableDrafter, **stores: FeatureRows) -> None:
-    """Rows may have answers, and yet none long enough for the first draft depth."""
-    shift = drafter.shifts()[0]
-    for name, store in stores.items():
-        if not any(supervised(store.answer(row)[None], shift).any() for row in range(len(store))):
-            raise SpectrainError(
-                f"nothing is supervised in the {len(store)} {name} rows: none has {shift} answer tokens in a row, "
-                "which the first draft depth needs; give longer answers, or have them generated first"
-            )
 
 
 def _rows(batches: Sequence[MicroBatch]) -> list[list[int | str]]:
@@ -253,27 +291,6 @@ def _unsupervised(batch: FeatureBatch) -> FeatureBatch:
     return FeatureBatch(**{**vars(batch), "answer_BT": torch.zeros_like(batch.answer_BT)})
 
 
-def _accelerator(config: TrainingConfig, folder: Path) -> Accelerator:
-    accelerator = Accelerator(
-        mixed_precision=config.precision,
-        log_with=None if config.tracker == "none" else config.tracker,
-        project_dir=folder,
-    )
-    world = int(os.environ.get("WORLD_SIZE", "1"))
-    if world != accelerator.num_processes:
-        raise SpectrainError(
-            f"WORLD_SIZE is {world} but Accelerate sees {accelerator.num_processes} process(es): each would believe it "
-            "is alone and overwrite the others. On CPUs start with `torchrun --nproc-per-node N` and "
-            "ACCELERATE_USE_CPU=true"
-        )
-    set_seed(config.seed)
-    return accelerator
-
-
-def flatten(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Nested metrics or settings as the flat names that trackers want."""
-    flat: dict[str, Any] = {}
-    for key, value in values.items():
-        inner = dict(enumerate(value)) if isinstance(value, list) else value
-        flat |= flatten(inner, f"{prefix}{key}/") if isinstance(inner, dict) else {f"{prefix}{key}": value}
-    return flat
+def _number(value: Tensor) -> float:
+    """Of a tensor that may lie in equal parts on all processes."""
+    return float(value.full_tensor() if isinstance(value, DTensor) else value)

@@ -10,7 +10,7 @@ import torch
 from accelerate import Accelerator
 from accelerate.state import AcceleratorState
 
-from spectrain.checkpoints import Checkpoints, Metrics
+from spectrain.checkpoints import Checkpoints, Metrics, Progress
 from spectrain.errors import SpectrainError
 
 RUN = {"optim": {"lr": 0.1, "betas": [0.9, 0.95]}, "seed": 0}
@@ -39,7 +39,7 @@ class Session:
         self.optimizer.step()
 
     def save(self, step: int, save_bundle=lambda path: path.mkdir()) -> None:
-        self.checkpoints.save(step, 0.5 * step, save_bundle)
+        self.checkpoints.save(Progress(step, 0.5 * step), save_bundle)
 
 
 def names(folder: Path) -> list[str]:
@@ -48,7 +48,7 @@ def names(folder: Path) -> list[str]:
 
 def test_a_checkpoint_holds_a_bundle_and_all_that_going_on_needs(tmp_path):
     session = Session(tmp_path)
-    assert session.checkpoints.resume() == (0, 0.0)
+    assert session.checkpoints.resume() == Progress()
     session.train(3.0)
     session.save(7, lambda path: (path.mkdir(), (path / "weights").write_text("mine")))
     weight, state = session.model.weight.clone(), session.optimizer.state_dict()["state"][0]
@@ -57,7 +57,7 @@ def test_a_checkpoint_holds_a_bundle_and_all_that_going_on_needs(tmp_path):
     assert (tmp_path / "step-000007" / "bundle" / "weights").read_text() == "mine"
 
     again = Session(tmp_path)
-    assert again.checkpoints.resume() == (7, 3.5)
+    assert again.checkpoints.resume() == Progress(7, 3.5)
     assert torch.equal(again.model.weight, weight)
     for name, value in again.optimizer.state_dict()["state"][0].items():
         assert torch.equal(value, state[name]), name
@@ -73,7 +73,7 @@ def test_the_latest_are_kept_by_step_not_by_name_or_time(tmp_path):
             os.utime(path, (2e9 - step, 2e9 - step))
     assert [path.name for path in session.checkpoints.all()] == ["step-999999", "step-1000000"]
     assert names(tmp_path) == ["step-1000000", "step-999999"]
-    assert Session(tmp_path).checkpoints.resume()[0] == 1_000_000
+    assert Session(tmp_path).checkpoints.resume().step == 1_000_000
 
 
 @pytest.mark.parametrize("keep", [1, 3])
@@ -109,7 +109,7 @@ def test_one_that_fails_half_way_is_not_there_and_the_one_before_is(tmp_path, er
         session.save(10, dies)
     assert names(tmp_path) == ["step-000005"]
     assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == first
-    assert Session(tmp_path).checkpoints.resume()[0] == 5
+    assert Session(tmp_path).checkpoints.resume().step == 5
 
 
 def test_what_a_killed_process_left_is_neither_loaded_nor_in_the_way(tmp_path):
@@ -117,7 +117,7 @@ def test_what_a_killed_process_left_is_neither_loaded_nor_in_the_way(tmp_path):
     (tmp_path / ".step-000010.partial" / "state").mkdir(parents=True)
     (tmp_path / "step-000020").mkdir()  # copied in part: no progress.json
     session = Session(tmp_path)
-    assert session.checkpoints.resume()[0] == 5
+    assert session.checkpoints.resume().step == 5
     session.save(10)
     assert [path.name for path in session.checkpoints.all()] == ["step-000005", "step-000010"]
     assert ".step-000010.partial" not in names(tmp_path)

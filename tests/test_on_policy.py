@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
@@ -13,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from accelerate.state import AcceleratorState
+from processes import run_script
 from pydantic import ValidationError
 
 from spectrain.data.batches import live_batch
@@ -33,7 +31,7 @@ from spectrain.shapes import Chain
 from spectrain.training import OptimConfig, Trainer, TrainingConfig
 
 ROOM = 18  # tokens of a micro-batch
-TIMES = {"seconds", "tokens_per_second"}
+TIMES = {"seconds", "tokens_per_second", "peak_memory"}
 FAMILIES = {
     "language_model": (LanguageModelDrafter, LanguageModelConfig(layers=(0, 4))),
     "eagle3": (Eagle3Drafter, Eagle3Config(depths=2, draft_vocab_size=16)),
@@ -403,21 +401,9 @@ trainer.run()
 @pytest.mark.slow
 def test_two_processes_write_and_train_as_one_does(lab, tmp_path):
     """5 chats over two processes, and steps whose on-policy micro-batches do not divide by two."""
-    script = tmp_path / "worker.py"
-    script.write_text(WORKER)
-    tests = str(Path(__file__).parent)
-    environment = {
-        name: value for name, value in os.environ.items() if name not in {"WORLD_SIZE", "RANK", "LOCAL_RANK"}
-    }
-    environment |= {"ACCELERATE_USE_CPU": "true", "OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path(tests).parent)}
     for processes, accumulation in ((1, "4"), (2, "2")):
-        torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(processes)]
-        arguments = [tests, str(lab.folder), str(tmp_path / str(processes)), accumulation, json.dumps(lab.prompts)]
-        run = subprocess.run(
-            [sys.executable, *(torchrun if processes > 1 else []), str(script), *arguments], env=environment,
-            capture_output=True, text=True, timeout=240, check=False,
-        )  # fmt: skip
-        assert run.returncode == 0, run.stderr[-3000:]
+        out = tmp_path / str(processes)
+        run_script(WORKER, out, [str(lab.folder), str(out), accumulation, json.dumps(lab.prompts)], processes)
     assert written(tmp_path / "1") == written(tmp_path / "2")
     one, two = metrics(tmp_path / "1"), metrics(tmp_path / "2")
     assert len(one) == len(two) == 4

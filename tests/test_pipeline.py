@@ -5,6 +5,7 @@ import json
 import re
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -778,3 +779,18 @@ def test_preparation_says_bytes_and_speed(recipe, capsys):
     printed = capsys.readouterr().out
     said = r" features: [\d,]+ bytes a token, extracted at [\d,]+ tokens a second$"
     assert all(re.search(f"^{side}{said}", printed, re.M) for side in ("train", "heldout"))
+
+
+def test_a_target_elsewhere_than_training_is_refused():
+    pipeline._check_device(torch.device("cuda"), torch.device("cuda", 0))
+    with pytest.raises(
+        SpectrainError, match=r"target\.device is cuda:1, but training runs on cuda:0.*CUDA_VISIBLE_DEV"
+    ):
+        pipeline._check_device(torch.device("cuda", 1), torch.device("cuda", 0))
+
+
+def test_a_spread_target_is_for_one_process(recipe, monkeypatch):
+    run = fresh(recipe, "target.device_map=auto")
+    monkeypatch.setattr(pipeline, "processes", lambda: SimpleNamespace(num_processes=2, device=torch.device("cpu")))
+    with pytest.raises(SpectrainError, match=r"target\.device_map .* 2 processes"):
+        run.target  # noqa: B018 (loads it)

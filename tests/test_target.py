@@ -12,7 +12,8 @@ from transformers import CONFIG_MAPPING, AutoModelForCausalLM
 from spectrain.drafters.eagle3 import Eagle3Config
 from spectrain.errors import SpectrainError
 from spectrain.shapes import Layout, paths_of
-from spectrain.target import Target, check_taps, default_taps, load_target, resolve_model
+from spectrain.taps import check_taps, default_taps
+from spectrain.target import Target, load_target, resolve_model
 
 SMALL: dict[str, Any] = {
     "vocab_size": 24,
@@ -381,3 +382,27 @@ def test_a_target_without_a_tokenizer_is_refused(tiny_target, tmp_path):
     tiny_target("llama", dtype=torch.float32).model.save_pretrained(tmp_path)
     with pytest.raises(SpectrainError, match=r"tokenizer|does not load"):
         load_target(str(tmp_path), device="cpu")
+
+
+def test_a_spread_target_says_the_same(chat_folder, chat_target):
+    """On a CPU all of it lies in one place, but behind the hooks that move things between devices."""
+    spread = load_target(str(chat_folder), device_map="auto")
+    ids = torch.arange(6)[None]
+    for target in (spread, chat_target):
+        target.tap((2, 4))
+    found, want = spread.forward(ids), chat_target.forward(ids)
+    assert torch.equal(found.hidden_BTH, want.hidden_BTH)
+    assert torch.equal(found.taps_BTF, want.taps_BTF)
+    chat_target.tap(())
+
+
+def test_what_is_borrowed_of_a_spread_target_lies_in_one_place(tiny_target):
+    target = tiny_target("llama", dtype=torch.float32)
+    target._device = torch.device("meta")  # the only other device that every machine has
+    target._copies = {}
+    assert target.device.type == "meta"
+    assert target.head_weight is target.head_weight
+    assert {target.head_weight.device, target.head.weight_VH.device, target.embedding_weight.device} == {target.device}
+    target.tap((2, 4))
+    features = target.forward(torch.arange(4)[None])
+    assert features.hidden_BTH.device == features.taps_BTF.device == target.device

@@ -3,10 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import json
-import os
-import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,58 +10,30 @@ from typing import Any
 import pytest
 import torch
 from accelerate.state import AcceleratorState
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
+from training_lab import (
+    LONGEST,
+    TIMES,
+    Killed,
+    Lab,
+    assert_bit_equal,
+    first_gradients,
+    metrics,
+    stop_at,
+    weights,
+)
 
 from spectrain.data.batches import plan_epoch
 from spectrain.data.features import FeatureStore
-from spectrain.drafters.eagle3 import Eagle3Config, Eagle3Drafter
-from spectrain.drafters.objective import LossConfig
+from spectrain.drafters.eagle3 import Eagle3Drafter
 from spectrain.drafters.scoring import score_batch
 from spectrain.errors import SpectrainError
-from spectrain.training import Curriculum, OptimConfig, Trainer, TrainingConfig, flatten
-
-TIMES = {"seconds", "tokens_per_second"}
-LONGEST = 18  # tokens of a row; none is of half that or less, so a batch of LONGEST tokens holds one row
+from spectrain.training import Curriculum, OptimConfig, Trainer, TrainingConfig
 
 
 @pytest.fixture(scope="module")
-def lab(tiny_target, make_rows, make_store, tmp_path_factory):
-    """A target, and the features of training and held-out rows."""
-
-    class Lab:
-        def __init__(self) -> None:
-            self.folder = tmp_path_factory.mktemp("lab")
-            self.target = tiny_target("llama", dtype=torch.float32)
-            self.rows = make_rows(self.target, 8, answer=(10, 12))
-            assert all(LONGEST / 2 < len(row.ids) <= LONGEST for row in self.rows)
-            self.store = make_store(self.folder / "train", self.target, self.rows, (2, 4, 5))
-            heldout = make_rows(self.target, 4, seed=1)
-            self.heldout = make_store(self.folder / "heldout", self.target, heldout, (2, 4, 5))
-
-        def store_of(self, name: str, rows: list[Any]) -> Any:
-            return make_store(self.folder / name, self.target, rows, (2, 4, 5))
-
-        def drafter(self, depths: int = 2) -> Eagle3Drafter:
-            torch.manual_seed(0)
-            config = Eagle3Config(depths=depths, draft_vocab_size=16)
-            return Eagle3Drafter.build(config, self.target, torch.ones(24, dtype=torch.long))
-
-        def trainer(self, folder: Path, *, store: Any = None, save: Any = None, depths: int = 2,
-                    optim: dict[str, Any] | None = None, **config: Any) -> Trainer:  # fmt: skip
-            drafter = self.drafter(depths)
-            settings = {"micro_batch_tokens": LONGEST, "validate_every": 5, "checkpoint_every": 6, **config}
-
-            def save_bundle(path: Path) -> None:
-                path.mkdir()
-                save_file({k: v.contiguous() for k, v in drafter.state_dict().items()}, path / "model.safetensors")
-
-            return Trainer(
-                drafter, self.target.head, store or self.store, self.heldout, loss=LossConfig(),
-                optim=OptimConfig(**{"lr": 1e-3, "clip": 1e9, **(optim or {})}), config=TrainingConfig(**settings),
-                folder=folder, save_bundle=save or save_bundle, settings={},
-            )  # fmt: skip
-
-    return Lab()
+def lab(tmp_path_factory) -> Lab:
+    return Lab(tmp_path_factory.mktemp("lab"))
 
 
 @pytest.fixture(autouse=True)
@@ -73,36 +41,6 @@ def _one_accelerator_a_test():
     AcceleratorState._reset_state(True)
     yield
     AcceleratorState._reset_state(True)
-
-
-def metrics(folder: Path) -> list[dict[str, Any]]:
-    lines = (folder / "metrics.jsonl").read_text().splitlines()
-    return [{name: value for name, value in json.loads(line).items() if name not in TIMES} for line in lines]
-
-
-def weights(trainer: Trainer) -> dict[str, torch.Tensor]:
-    return {name: value.clone() for name, value in trainer.drafter.state_dict().items()}
-
-
-def assert_bit_equal(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> None:
-    assert a.keys() == b.keys()
-    for name in a:
-        assert torch.equal(a[name], b[name]), name
-
-
-def first_gradients(trainer: Trainer) -> tuple[torch.Tensor, dict[str, Any]]:
-    """All gradients of the first optimizer step in one vector, and the step's metrics."""
-    kept: list[torch.Tensor] = []
-    step = trainer.optimizer.step
-
-    def keeps() -> None:
-        assert all(p.grad.dtype == p.dtype == torch.float32 for p in trainer.parameters)
-        kept.append(torch.cat([p.grad.flatten() for p in trainer.parameters]).double())
-        step()
-
-    trainer.optimizer.step = keeps
-    values = trainer._step(next(trainer.curriculum.steps(0)).batches, 1)
-    return kept[0], values
 
 
 # --- the same run split any way -------------------------------------------------------------------------------------
@@ -219,73 +157,6 @@ def test_warm_up_peaks_at_optimizer_step_10(lab, tmp_path, accumulation):
     assert rates[10] < rates[9]
 
 
-WORKER = """
-import sys
-from pathlib import Path
-tests, lab, out, accumulation = sys.argv[1:]
-sys.path.insert(0, tests)
-import json
-import torch
-from conftest import build_target
-from spectrain.data.features import INDEX, FeatureStore
-from spectrain.drafters.eagle3 import Eagle3Config, Eagle3Drafter
-from spectrain.drafters.objective import LossConfig
-from spectrain.training import OptimConfig, Trainer, TrainingConfig
-
-torch.set_num_threads(1)
-target = build_target("llama", dtype=torch.float32)
-torch.manual_seed(0)
-drafter = Eagle3Drafter.build(
-    Eagle3Config(depths=2, draft_vocab_size=16), target, torch.ones(24, dtype=torch.long))
-stores = [FeatureStore(Path(lab, side), json.loads(Path(lab, side, INDEX).read_text())["key"])
-          for side in ("train", "heldout")]
-trainer = Trainer(drafter, target.head, *stores, loss=LossConfig(),
-    optim=OptimConfig(lr=1e-3, warmup=0.34), folder=Path(out), settings={},
-    config=TrainingConfig(micro_batch_tokens=18, accumulation=int(accumulation), epochs=10,
-                          validate_every=5, checkpoint_every=7),
-    save_bundle=lambda path: (path.mkdir(), torch.save(dict(drafter.state_dict()), path / "weights")))
-trainer.run()
-"""
-
-
-@pytest.mark.slow
-def test_two_processes_are_one_with_twice_the_accumulation(lab, tmp_path):
-    """8 micro-batches in steps of 3 x 2 and 1 x 6: the last step of an epoch leaves a process without rows."""
-    script = tmp_path / "worker.py"
-    script.write_text(WORKER)
-    tests = str(Path(__file__).parent)
-    environment = {
-        name: value for name, value in os.environ.items() if name not in {"WORLD_SIZE", "RANK", "LOCAL_RANK"}
-    }
-    environment |= {"ACCELERATE_USE_CPU": "true", "OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path(tests).parent)}
-    for processes, accumulation in ((1, "6"), (2, "3")):
-        torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(processes)]
-        launcher = torchrun if processes > 1 else []
-        arguments = [tests, str(lab.folder), str(tmp_path / str(processes)), accumulation]
-        run = subprocess.run(
-            [sys.executable, *launcher, str(script), *arguments], env=environment, capture_output=True, text=True,
-            timeout=240, check=False,
-        )  # fmt: skip
-        assert run.returncode == 0, run.stderr[-3000:]
-    one, two = metrics(tmp_path / "1"), metrics(tmp_path / "2")
-    assert len(one) == len(two) == 20
-    for a, b in zip(one, two, strict=True):
-        assert a["lr"] == b["lr"]
-        assert (a["step"], a["epoch"], a["supervised"]) == (b["step"], b["epoch"], b["supervised"])
-        assert b["loss"] == pytest.approx(a["loss"], rel=1e-4)
-        assert b["gradient_norm"] == pytest.approx(a["gradient_norm"], rel=1e-3)
-    assert two[0]["loss"] == pytest.approx(one[0]["loss"], rel=1e-6)
-    assert two[0]["gradient_norm"] == pytest.approx(one[0]["gradient_norm"], rel=1e-6)
-    rates = [values["lr"] for values in two]
-    assert rates.index(max(rates)) == 6  # ceil(0.34 x 20) = 7 optimizer steps of warm-up
-    for a, b in zip(one, two, strict=True):
-        if "validation" in a:
-            assert a["validation"]["positions"] == b["validation"]["positions"]
-            assert a["validation"]["alpha"] == pytest.approx(b["validation"]["alpha"], rel=1e-3)
-    names = [sorted(path.name for path in (tmp_path / n / "checkpoints").iterdir()) for n in ("1", "2")]
-    assert names[0] == names[1] == ["step-000014", "step-000020"]
-
-
 def test_a_world_that_accelerate_does_not_see_is_refused(lab, tmp_path, monkeypatch):
     monkeypatch.setenv("WORLD_SIZE", "2")
     with pytest.raises(SpectrainError, match=r"WORLD_SIZE is 2 but Accelerate sees 1 process"):
@@ -338,7 +209,7 @@ def test_the_drafter_hears_of_every_step_before_it_also_after_an_interruption(la
     assert heard == [pair for number in range(1, 10) for pair in ((number, 16), (0, number))]
     heard.clear()
     lab.trainer(tmp_path, epochs=2).run()
-    assert heard == [(number, 16) for number in range(7, 17)]
+    assert heard == [*((number, 16) for number in range(7, 17)), (16, 16)]  # and as it is left
 
 
 def test_depths_decay_and_auxiliaries_count_in_full(lab, tmp_path, monkeypatch):
@@ -356,22 +227,6 @@ def test_depths_decay_and_auxiliaries_count_in_full(lab, tmp_path, monkeypatch):
 
 
 # --- interruptions --------------------------------------------------------------------------------------------------
-
-
-class Killed(BaseException):
-    """What no code handles."""
-
-
-def stop_at(trainer: Trainer, stop: int) -> Trainer:
-    step = trainer._step
-
-    def dies(batches: Any, number: int) -> Any:
-        if number == stop:
-            raise Killed
-        return step(batches, number)
-
-    trainer._step = dies  # type: ignore[method-assign]
-    return trainer
 
 
 @pytest.fixture(scope="module")
@@ -458,6 +313,37 @@ def test_other_rows_do_not_go_on_from_here(lab, tmp_path):
         lab.trainer(tmp_path, epochs=3, store=lab.store_of("reversed", lab.rows[::-1])).run()
 
 
+@pytest.fixture(scope="module")
+def twenty(tmp_path_factory) -> Lab:
+    return Lab(tmp_path_factory.mktemp("twenty"), rows=20)
+
+
+def test_20_rows_stopped_at_step_7_of_epoch_2_and_resumed_twice(twenty, tmp_path):
+    """CASES C28: the same rows in the same order, rates, losses and weights."""
+
+    def trainer(folder: Path, seen: list[Any]) -> Trainer:
+        made = twenty.trainer(folder, epochs=3, checkpoint_every=4)
+        step = made._step
+        made._step = lambda batches, number: seen.append(batches) or step(batches, number)  # type: ignore[method-assign, func-returns-value]
+        return made
+
+    order: list[Any] = []
+    whole = trainer(tmp_path / "whole", order)
+    whole.run()
+    for epoch in range(3):
+        rows = [row for batches in order[20 * epoch : 20 * epoch + 20] for batch in batches for row in batch]
+        assert sorted(rows) == list(range(20))
+    pieces: list[list[Any]] = [[], [], []]
+    for seen, stop in zip(pieces, (20 + 7, 20 + 9), strict=False):
+        with pytest.raises(Killed):
+            stop_at(trainer(tmp_path / "broken", seen), stop).run()
+    last = trainer(tmp_path / "broken", pieces[2])
+    last.run()
+    assert pieces == [order[:26], order[24:28], order[28:]]
+    assert metrics(tmp_path / "broken") == metrics(tmp_path / "whole")
+    assert_bit_equal(weights(last), weights(whole))
+
+
 # --- health ---------------------------------------------------------------------------------------------------------
 
 
@@ -483,6 +369,29 @@ def test_a_loss_that_is_not_a_number_stops_with_the_rows_and_changes_nothing(lab
     assert "nan" in str(caught.value)
     assert_bit_equal(weights(trainer), before[-1])
     assert len(metrics(tmp_path)) == at if at else not (tmp_path / "metrics.jsonl").read_text()
+
+
+def test_of_several_micro_batches_the_one_that_is_no_number_is_named(lab, tmp_path, monkeypatch):
+    real = FeatureStore.batch
+
+    def poisoned(store: Any, rows: Any, device: Any) -> Any:
+        batch = real(store, rows, device)
+        return replace(batch, taps_BTF=batch.taps_BTF * torch.nan) if 3 in rows else batch
+
+    monkeypatch.setattr(FeatureStore, "batch", poisoned)
+    with pytest.raises(SpectrainError, match=r"at step 1 \(rows \[\[3\]\]\): training has diverged"):
+        lab.trainer(tmp_path, accumulation=8).run()
+    assert not (tmp_path / "checkpoints").exists()
+
+
+def test_a_run_of_another_optimizer_does_not_go_on_from_here(lab, tmp_path):
+    """And one of the usual optimizer says nothing of it, as before there was a choice."""
+    trainer = lab.trainer(tmp_path)
+    assert "name" not in trainer.checkpoints.run["optim"]
+    with pytest.raises(Killed):
+        stop_at(trainer, 7).run()
+    with pytest.raises(SpectrainError, match=r"optim.*name"):
+        lab.trainer(tmp_path, optim={"name": "adamw_fused"}).run()
 
 
 def test_validation_is_the_score_of_the_held_out_rows(lab, tmp_path):
@@ -513,10 +422,3 @@ def test_bfloat16_computes_in_half_and_keeps_full_weights(lab, tmp_path):
     assert 1e-5 < (half - full).norm() / full.norm() < 5e-2
     assert (trainer.drafter.norm.weight != 1).all()  # in bfloat16 a step this small would be lost
     assert trainer.validate().alpha[0] > 0
-
-
-def test_metrics_are_flattened_for_trackers():
-    nested = {"loss": 1.0, "validation": {"alpha": [0.5, 0.25], "deep": {"x": 1}}, "step": 3}
-    assert flatten(nested) == {
-        "loss": 1.0, "validation/alpha/0": 0.5, "validation/alpha/1": 0.25, "validation/deep/x": 1, "step": 3,
-    }  # fmt: skip

@@ -26,7 +26,8 @@ from spectrain.data.feature_rows import check_lengths, padded, row_features
 from spectrain.data.shards import Digests
 from spectrain.errors import SpectrainError
 from spectrain.files import atomic_file, json_digest, write_json
-from spectrain.target import TAP_CONVENTION, FeatureBatch, Target
+from spectrain.taps import TAP_CONVENTION
+from spectrain.target import FeatureBatch, Target
 
 INDEX = "index.json"
 REPORT = "extraction.json"

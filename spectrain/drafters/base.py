@@ -225,6 +225,9 @@ class Drafter(ABC):
 class TrainableDrafter(Drafter, nn.Module):
     """A drafter with weights. ``bind`` lends it the frozen target's embedding; it is never saved with the drafter."""
 
+    shardable: bool = True
+    """Whether all that it trains lies in its own modules, so that it may be sharded over processes."""
+
     @classmethod
     @abstractmethod
     def build(cls, config: Any, target: Target, counts_V: Tensor) -> TrainableDrafter:

@@ -20,7 +20,8 @@ from spectrain.drafters.draft_layer import WideDraftLayer
 from spectrain.drafters.feature_drafter import FeatureDrafter, FeatureDrafterConfig, layer_config
 from spectrain.drafters.vocabulary import draft_vocabulary, remapped_rows, target_ids
 from spectrain.errors import SpectrainError
-from spectrain.target import FeatureBatch, Features, Target, check_taps, default_taps
+from spectrain.taps import check_taps, default_taps
+from spectrain.target import FeatureBatch, Features, Target
 
 LLAMA_LAYER = {
     *(f"self_attn.{name}_proj.weight" for name in "qkvo"),

@@ -141,7 +141,7 @@ class MedusaDrafter(GrowingDrafter, TrainableDrafter):
                 cast(nn.Linear, head).weight.copy_(target.head_weight)
         drafter = drafter.to(target.device)
         if config.joint is not None:
-            drafter._moving = MovingTarget(target, config.joint)
+            drafter._moving, drafter.shardable = MovingTarget(target, config.joint), False
             drafter.adapter.update(drafter._moving.parameters())
         return drafter
 

@@ -1,0 +1,79 @@
+"""What training a recipe would do, said before it does anything: rows, steps, memory, disk and time.
+
+Sizes and times are those of ``estimate``. Steps are exact where the rows are known already: without ``regenerate``, or
+once prepared.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+from transformers import AutoTokenizer
+
+from spectrain import estimate as counting
+from spectrain.config import Recipe, load_recipe
+from spectrain.data.conversations import Conversation, encode_all, load_conversations
+from spectrain.data.split import split_conversations
+from spectrain.errors import SpectrainError
+from spectrain.estimate_table import duration, table
+from spectrain.schedule import Curriculum
+from spectrain.workload import rates, workload
+
+UTILISATION = 0.4  # what `spectrain estimate` assumes unless told
+
+
+def dry_run(path: Path, overrides: Sequence[str]) -> str:
+    """A plan for a person, for as many processes as this was started in. Nothing is trained, prepared or written."""
+    recipe = load_recipe(path, overrides)
+    processes = int(os.environ.get("WORLD_SIZE", "1"))
+    target = counting.blueprint(recipe, counting.load_config(recipe, path))
+    try:
+        work = workload(recipe)
+    except SpectrainError as error:
+        raise SpectrainError(f"--dry-run: {error}; these are options of spectrain estimate") from error
+    lengths = row_lengths(recipe)
+    speed = rates(target.dtype, tflops=None, bandwidth=None, utilisation=UTILISATION)
+    document = counting.estimate(recipe, target, work, speed, processes)
+    steps, how = document["time"]["steps"], "about, since the rows are not known yet"
+    if lengths is not None:
+        steps, how = Curriculum(lengths, recipe.training, processes).total_steps(), "exactly"
+        document["time"]["steps"] = steps
+    done = steps_done(recipe)
+    lines = [
+        "dry run: nothing is started, fetched or written",
+        f"rows: {work.train.rows:,} to train on, {work.heldout.rows:,} held out; tokens {work.source}",
+        f"optimizer steps: {steps:,} ({how}), {done:,} of them done; a validation every "
+        f"{recipe.training.validate_every}, a checkpoint every {recipe.training.checkpoint_every}",
+        f"memory of a process in training: {document['memory']['training']['peak'] / (1 << 30):.2f} GiB",
+        f"time of everything from the start: {duration(document['time']['total'])}",
+    ]
+    return "\n".join([*lines, "", table(document)])
+
+
+def row_lengths(recipe: Recipe) -> list[int] | None:
+    """Tokens of every training row, in order; None where they are not known without work or a tokenizer from afar."""
+    folder = Path(recipe.target.name)
+    chats = _answered(recipe)
+    if chats is None or not (folder / "tokenizer_config.json").is_file():
+        return None
+    rows, _ = encode_all(chats, AutoTokenizer.from_pretrained(folder, trust_remote_code=False), recipe.data.max_length)
+    return [len(row.ids) for row in rows]
+
+
+def _answered(recipe: Recipe) -> Sequence[Conversation] | None:
+    data = Path(recipe.prepared or recipe.output) / "data"
+    if recipe.regenerate is not None:
+        return load_conversations(data / "train.jsonl") if (data / "counts.json").is_file() else None
+    chats = load_conversations(list(recipe.data.train))
+    if recipe.data.heldout:
+        return chats
+    return split_conversations(chats, heldout_fraction=recipe.data.heldout_fraction, seed=recipe.data.seed).train
+
+
+def steps_done(recipe: Recipe) -> int:
+    """Steps that a run would go on from."""
+    found = (Path(recipe.output) / "training" / "checkpoints").glob("step-*/progress.json")
+    return max((json.loads(path.read_text(encoding="utf-8"))["step"] for path in found), default=0)

@@ -1,0 +1,84 @@
+"""What a run tells of itself: numbers in a file, a tracker and a picture, and never what people wrote."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+
+import pytest
+import torch
+from accelerate.state import AcceleratorState
+from training_lab import Lab
+
+from spectrain.config import load_recipe
+from spectrain.pipeline import Run
+from spectrain.tracking import draw, flatten, peak_memory
+
+
+@pytest.fixture(autouse=True)
+def _one_accelerator_a_test():
+    AcceleratorState._reset_state(True)
+    yield
+    AcceleratorState._reset_state(True)
+
+
+def test_metrics_are_flattened_for_trackers():
+    nested = {"loss": 1.0, "validation": {"alpha": [0.5, 0.25], "deep": {"x": 1}}, "step": 3}
+    assert flatten(nested) == {
+        "loss": 1.0, "validation/alpha/0": 0.5, "validation/alpha/1": 0.25, "validation/deep/x": 1, "step": 3,
+    }  # fmt: skip
+
+
+def test_peak_memory_counts_what_is_allocated():
+    before = peak_memory(torch.device("cpu"))
+    held = torch.ones(64 << 20)  # 256 MiB
+    assert peak_memory(torch.device("cpu")) >= before + held.nbytes // 4 or before > 4 * held.nbytes
+
+
+def test_every_step_says_how_it_went(tmp_path):
+    Lab(tmp_path / "lab").trainer(tmp_path, epochs=1).run()
+    rows = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    every = {"step", "epoch", "seconds", "loss", "lr", "gradient_norm", "supervised", "tokens_per_second", "padding",
+             "peak_memory"}  # fmt: skip
+    assert [every <= row.keys() for row in rows] == [True] * 8
+    assert rows[-1]["validation"].keys() == {"tokens_per_round", "alpha", "conditional", "positions"}
+    assert all(row["peak_memory"] > 1 << 20 and row["tokens_per_second"] > 0 for row in rows)
+
+
+def test_a_picture_of_few_or_many_validations(tmp_path):
+    row = {"loss": 1.0, "validation": {"tokens_per_round": 1.5, "conditional": [0.5, 0.25]}}
+    for count in (1, 30):
+        draw([{**row, "step": step} for step in range(1, count + 1)], 1, tmp_path / f"{count}.png")
+        assert (tmp_path / f"{count}.png").read_bytes().startswith(b"\x89PNG")
+
+
+TRACKERS = [
+    "wandb",
+    pytest.param("tensorboard", marks=pytest.mark.skipif(
+        importlib.util.find_spec("tensorboard") is None, reason="the extra tensorboard is not installed")),
+]  # fmt: skip
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("tracker", TRACKERS)
+def test_no_text_of_the_traffic_is_tracked(make_recipe, tmp_path, monkeypatch, tracker):
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    monkeypatch.setenv("WANDB_SILENT", "true")
+    recipe = make_recipe(tmp_path)
+    secret = "supercalifragilistic"
+    for name in ("train", "heldout"):
+        path = tmp_path / f"{name}.jsonl"
+        path.write_text(path.read_text().replace(" + ", f" {secret} "))
+    Run(load_recipe(recipe, [f"training.tracker={tracker}"]), progress=False).train()
+    folder = tmp_path / "run" / "training"
+    looked, size = 0, 0
+    for path in folder.rglob("*"):
+        if path.is_file() and "checkpoints" not in path.parts:
+            looked, size = looked + 1, size + path.stat().st_size
+            assert secret.encode() not in path.read_bytes(), path
+    assert (folder / "training.png").stat().st_size > 1000
+    tracked = [path for path in folder.rglob("*") if path.suffix == ".wandb" or "tfevents" in path.name]
+    assert tracked
+    assert b"validation" in b"".join(path.read_bytes() for path in tracked)
+    assert looked > 2
+    assert size > 1000
