@@ -46,6 +46,13 @@ def serve(chat_target):
         yield start
 
 
+@pytest.fixture(scope="module")
+def local(chat_target, tmp_path_factory):
+    """Answers of the local target."""
+    folder = tmp_path_factory.mktemp("local")
+    return regenerate(chat_target, "w" * 64, chats(), RegenerateConfig(**GREEDY), folder / "x.jsonl", progress=False)
+
+
 @pytest.fixture
 def answer(chat_target, tmp_path):
     def answer(serving=None, name="train.jsonl", conversations=None, *, progress=False, settings=GREEDY, **server):
@@ -75,9 +82,9 @@ def refusal(call, *arguments, **keywords):
 # --- what the server can do ---------------------------------------------------------------------------------------
 
 
-def test_a_server_with_ids_gives_what_the_local_target_gives(answer, serve):
+def test_a_server_with_ids_gives_what_the_local_target_gives(answer, serve, local):
     serving = serve()
-    local, served = answer(name="local.jsonl"), answer(serving)
+    served = answer(serving)
     assert served.read_bytes() == local.read_bytes()
     assert {row["finished"] for row in read(served)} == {"eos", "budget"}
     assert len(serving.bodies) == len(TEXTS)
@@ -105,13 +112,13 @@ PERSONALITIES = {
 
 @pytest.mark.parametrize("personality", PERSONALITIES)
 def test_without_ids_the_text_is_tokenized_in_its_turn_and_the_row_says_so(
-    answer, serve, chat_target, personality, capsys
+    answer, serve, chat_target, local, personality, capsys
 ):
     changes, endpoint, extended = PERSONALITIES[personality]
     path = answer(serve(**changes), progress=True)
     assert record(path)["server"]["dialect"] == {"endpoint": endpoint, "extended": extended, "token_ids": False}
-    local, tokenizer = read(answer(name="local.jsonl")), chat_target.tokenizer
-    for row, own in zip(read(path), local, strict=True):
+    tokenizer = chat_target.tokenizer
+    for row, own in zip(read(path), read(local), strict=True):
         assert row["retokenized"] is True
         assert (row["messages"], row["finished"], row["prompt_ids"]) == (
             own["messages"], own["finished"], own["prompt_ids"]
@@ -138,9 +145,9 @@ def test_an_end_that_was_not_sampled_is_not_trained_on(answer, serve, chat_targe
         )
 
 
-def test_a_chat_server_with_ids_is_taken_at_its_ids(answer, serve):
+def test_a_chat_server_with_ids_is_taken_at_its_ids(answer, serve, local):
     path = answer(serve(endpoints=("chat/completions",)))
-    assert path.read_bytes() == answer(name="local.jsonl").read_bytes()
+    assert path.read_bytes() == local.read_bytes()
     assert record(path)["server"]["dialect"]["endpoint"] == "chat/completions"
 
 
@@ -177,7 +184,7 @@ def test_a_prompt_that_differs_later_names_its_conversation(answer, serve):
     assert "2 tokens against" in message
 
 
-def test_a_stop_token_that_the_server_leaves_out_is_put_back(answer, serve, chat_target):
+def test_a_stop_token_that_the_server_leaves_out_is_put_back(answer, serve, local):
     serving = serve()
 
     def without_end(found):
@@ -187,7 +194,7 @@ def test_a_stop_token_that_the_server_leaves_out_is_put_back(answer, serve, chat
         return found
 
     serving.change = without_end
-    assert answer(serving).read_bytes() == answer(name="local.jsonl").read_bytes()
+    assert answer(serving).read_bytes() == local.read_bytes()
 
 
 def test_ids_beyond_the_tokenizer_are_another_model(answer, serve, chat_target):
@@ -304,20 +311,20 @@ PASSING = {
 
 
 @pytest.mark.parametrize("fault", PASSING)
-def test_faults_that_pass_leave_no_trace(answer, serve, fault):
+def test_faults_that_pass_leave_no_trace(answer, serve, local, fault):
     serving = serve()
     serving.faults.extend([None, PASSING[fault], None, PASSING[fault], PASSING[fault]])
     path = answer(serving)
-    assert path.read_bytes() == answer(name="local.jsonl").read_bytes()
+    assert path.read_bytes() == local.read_bytes()
     assert len(serving.bodies) == len(TEXTS) + 3
     assert serving.faults == type(serving.faults)()
 
 
-def test_an_answer_that_takes_too_long_is_asked_for_again(answer, serve):
+def test_an_answer_that_takes_too_long_is_asked_for_again(answer, serve, local):
     serving = serve()
     serving.faults.append(faults.slow)
     path = answer(serving, timeout=0.6)
-    assert path.read_bytes() == answer(name="local.jsonl").read_bytes()
+    assert path.read_bytes() == local.read_bytes()
     assert len(serving.bodies) == len(TEXTS) + 1
 
 
@@ -382,7 +389,7 @@ def test_ids_of_a_prompt_are_not_shown_either(answer, serve, chat_target):
 # --- interruptions ------------------------------------------------------------------------------------------------
 
 
-def test_after_a_failure_the_rest_is_answered_and_nothing_twice(answer, serve, tmp_path):
+def test_after_a_failure_the_rest_is_answered_and_nothing_twice(answer, serve, local, tmp_path):
     serving = serve()
     serving.faults.extend([None] * 4 + [status(400, "no")])
     refusal(answer, serving, concurrency=1)
@@ -390,7 +397,7 @@ def test_after_a_failure_the_rest_is_answered_and_nothing_twice(answer, serve, t
     assert len(kept) == 4
     other = serve()  # the same model at another address
     path = answer(other)
-    assert path.read_bytes() == answer(name="local.jsonl").read_bytes()
+    assert path.read_bytes() == local.read_bytes()
     asked = [body["prompt"] for body in other.bodies]
     assert len(asked) == len(TEXTS) - 4
     assert not any(row["prompt_ids"] in asked for row in kept)
