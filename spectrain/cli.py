@@ -7,18 +7,32 @@ import errno
 import sys
 from collections.abc import Callable, Sequence
 
-from spectrain.cli_options import RECIPE, TREE, command_parser, measurement, recipe_command, variants
+from spectrain.cli_options import RECIPE, command_parser, greedy_check, measurement, recipe_command, variants
 from spectrain.errors import SpectrainError
 
 
-def prepare(arguments: Sequence[str], name: str = "spectrain prepare") -> None:
+def prepare(arguments: Sequence[str], name: str = "spectrain prepare") -> int:
     """Split chats, let the target answer them, extract its features."""
-    text = "Split the chats, let the target answer them, and store its features. Resumes."
-    options = recipe_command(name, text, f"{name} {RECIPE}").parse_args(arguments)
+    parser = recipe_command(
+        name,
+        "Split the chats, let the target answer them, and store its features. Resumes. With --audit the chats are\n"
+        "only read: what would be trained on, counted and shown, by the target's tokenizer and config.json alone.",
+        f"{name} {RECIPE}",
+        "0 done; 1 disk or permissions, or an audit that finds what prepare would refuse",
+    )
+    parser.add_argument(
+        "--audit", action="store_true", help="count rows, lengths, duplicates, coverage; show a few rows"
+    )
+    options = parser.parse_intermixed_args(arguments)
+    if options.audit:
+        from spectrain.audit import audit
+
+        return 0 if audit(options) else 1
     from spectrain.config import load_recipe
     from spectrain.pipeline import Run
 
     Run(load_recipe(options.recipe, options.overrides)).prepare()
+    return 0
 
 
 def train(arguments: Sequence[str], name: str = "spectrain train") -> None:
@@ -112,24 +126,7 @@ def exactness(arguments: Sequence[str], name: str = "spectrain exactness") -> in
         f"{name} --bundle runs/quickstart/bundle --traffic chats.jsonl --batch 1,5 --output runs/exactness.json",
         "0 done and equal, ties apart; 1 faults found (or disk, permissions)",
     )
-    parser.add_argument("--traffic", required=True, nargs="+", metavar="FILE", help="chats whose last turn is answered")
-    parser.add_argument("--target", metavar="NAME", help="folder or Hub id of the target (default: the bundle's own)")
-    parser.add_argument("--bundle", metavar="DIR", help="a bundle of this target, folder or Hub id")
-    parser.add_argument(
-        "--prompts", type=int, default=64, help="how many, spread over the kinds (default: %(default)s)"
-    )
-    parser.add_argument("--max-new-tokens", type=int, default=128, help="of one answer, at most (default: %(default)s)")
-    parser.add_argument("--batch", default="1,5", help="batch sizes, several with commas (default: %(default)s)")
-    parser.add_argument("--k", default="5", help="draft tokens a round, several with commas (default: %(default)s)")
-    parser.add_argument("--tree", action="append", metavar="TREE", help=f"{TREE} (default: one of each)")
-    parser.add_argument("--verification", default="token,block", metavar="RULES",
-                        help="how chains are judged: token, block (default: %(default)s)")  # fmt: skip
-    parser.add_argument("--tolerance", type=float, metavar="GAP",
-                        help="gap of logits up to which a difference is a tie (default: what rounding explains, 1e-3 "
-                        "in float32 and 0.5 in bfloat16)")  # fmt: skip
-    parser.add_argument("--dtype", default="float32", help="dtype of the target (default: %(default)s)")
-    parser.add_argument("--seed", type=int, default=0, help="seed of the choice of prompts (default: %(default)s)")
-    parser.add_argument("--output", metavar="FILE.json", help="where the numbers go, besides the table")
+    greedy_check(parser)
     options = parser.parse_args(arguments)
     from spectrain.commands import exactness as command
 

@@ -20,16 +20,17 @@ RULES = (
 )
 
 
-def recipe_command(name: str, text: str, example: str) -> argparse.ArgumentParser:
-    parser = command_parser(name, text, example)
+DONE = "0 done; 1 disk or permissions"
+
+
+def recipe_command(name: str, text: str, example: str, done: str = DONE) -> argparse.ArgumentParser:
+    parser = command_parser(name, text, example, done)
     parser.add_argument("recipe", help="a YAML recipe; the ones that ship lie in recipes/")
     parser.add_argument("overrides", nargs="*", metavar="key.path=value", help=OVERRIDES)
     return parser
 
 
-def command_parser(
-    name: str, text: str, example: str, done: str = "0 done; 1 disk or permissions"
-) -> argparse.ArgumentParser:
+def command_parser(name: str, text: str, example: str, done: str = DONE) -> argparse.ArgumentParser:
     codes = f"exit codes: {done}; 2 bad input; 130 interrupted"
     return argparse.ArgumentParser(
         prog=name, description=text, epilog=f"example:\n  {example}\n\n{codes}",
@@ -53,6 +54,28 @@ def measurement(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--conversations", type=int, help="measure this many, spread over the kinds (default: all)")
     parser.add_argument("--dtype", default="float32", help="dtype of the target (default: %(default)s)")
     parser.add_argument("--seed", type=int, default=0, help="seed of sampling and of the order (default: %(default)s)")
+
+
+def greedy_check(parser: argparse.ArgumentParser) -> None:
+    """What is compared with plain decoding, on what."""
+    parser.add_argument("--traffic", required=True, nargs="+", metavar="FILE", help="chats whose last turn is answered")
+    parser.add_argument("--target", metavar="NAME", help="folder or Hub id of the target (default: the bundle's own)")
+    parser.add_argument("--bundle", metavar="DIR", help="a bundle of this target, folder or Hub id")
+    parser.add_argument(
+        "--prompts", type=int, default=64, help="how many, spread over the kinds (default: %(default)s)"
+    )
+    parser.add_argument("--max-new-tokens", type=int, default=128, help="of one answer, at most (default: %(default)s)")
+    parser.add_argument("--batch", default="1,5", help="batch sizes, several with commas (default: %(default)s)")
+    parser.add_argument("--k", default="5", help="draft tokens a round, several with commas (default: %(default)s)")
+    parser.add_argument("--tree", action="append", metavar="TREE", help=f"{TREE} (default: one of each)")
+    parser.add_argument("--verification", default="token,block", metavar="RULES",
+                        help="how chains are judged: token, block (default: %(default)s)")  # fmt: skip
+    parser.add_argument("--tolerance", type=float, metavar="GAP",
+                        help="gap of logits up to which a difference is a tie (default: what rounding explains, 1e-3 "
+                        "in float32 and 0.5 in bfloat16)")  # fmt: skip
+    parser.add_argument("--dtype", default="float32", help="dtype of the target (default: %(default)s)")
+    parser.add_argument("--seed", type=int, default=0, help="seed of the choice of prompts (default: %(default)s)")
+    parser.add_argument("--output", metavar="FILE.json", help="where the numbers go, besides the table")
 
 
 def variants(parser: argparse.ArgumentParser) -> None:

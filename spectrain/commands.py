@@ -11,6 +11,7 @@ from pydantic import BaseModel, ValidationError
 
 from spectrain.bundle import load_drafter, resolve_bundle
 from spectrain.data.conversations import load_conversations
+from spectrain.data.template import set_template_kwargs
 from spectrain.drafters import Drafter
 from spectrain.drafters.ngram import NgramConfig, NgramDrafter
 from spectrain.drafters.ranks import RANKS_FILE, measured_tree, read_ranks
@@ -34,7 +35,7 @@ from spectrain.files import write_json
 from spectrain.identity import compare_targets
 from spectrain.interop.gguf import convert_gguf as convert
 from spectrain.interop.gguf import package_folder
-from spectrain.manifest import TargetRecord, read_manifest, target_record
+from spectrain.manifest import TargetRecord, read_manifest, target_record, template_kwargs
 from spectrain.shapes import Children, DynamicTree, StaticTree
 from spectrain.target import Target, load_target
 
@@ -161,14 +162,27 @@ def _target(options: argparse.Namespace, folder: Path | None) -> Target:
     """The target that was named, or else the one that the bundle belongs to."""
     if folder is None:
         return _named_target(options, None, "there is no bundle to say the target")
-    recorded = target_record(folder, read_manifest(folder))
-    return _named_target(options, recorded, f"{folder} does not say which target it belongs to")
+    manifest = read_manifest(folder)
+    recorded = target_record(folder, manifest)
+    target = _named_target(options, recorded, f"{folder} does not say which target it belongs to")
+    set_template_kwargs(target.tokenizer, template_kwargs(manifest))
+    return target
 
 
 def _shared_target(options: argparse.Namespace, folders: dict[str, Path]) -> Target:
     """The target that was named, or else the one that the bundles go with or were derived from."""
     recorded = shared_target(folders)
-    return _named_target(options, recorded, f"{next(iter(folders))} does not say which target it belongs to")
+    settings = {name: template_kwargs(read_manifest(folder)) for name, folder in folders.items()}
+    (first, ours), *others = settings.items()
+    other = next((name for name, theirs in others if theirs != ours), None)
+    if other is not None:
+        raise SpectrainError(
+            f"{first} was trained on chats rendered with data.chat_template_kwargs {ours}, {other} with "
+            f"{settings[other]}; compare bundles of the same prompts"
+        )
+    target = _named_target(options, recorded, f"{first} does not say which target it belongs to")
+    set_template_kwargs(target.tokenizer, ours)
+    return target
 
 
 def _named_target(options: argparse.Namespace, recorded: TargetRecord | None, whose: str) -> Target:

@@ -10,11 +10,12 @@ import difflib
 import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
+from spectrain.data.template import RESERVED
 from spectrain.drafters import FAMILIES, AnyDrafterConfig
 from spectrain.drafters.objective import LossConfig
 from spectrain.errors import SpectrainError
@@ -59,7 +60,25 @@ class DataConfig(_Part):
         ge=1,
         description="keep this many of the target's likeliest tokens of each position and train on them alone",
     )
+    chat_template_kwargs: dict[str, Any] = Field(
+        {}, description="variables of the chat template in every render, for instance enable_thinking: false"
+    )
+    bad_rows: Literal["error", "drop"] = Field(
+        "error", description="what happens to rows that cannot be read or rendered; drop counts them by reason"
+    )
+    duplicates: Literal["keep", "drop"] = Field("keep", description="of training chats that say the same")
+    near_duplicates: Literal["report", "error"] = Field(
+        "report", description="of held-out chats that resemble one in training"
+    )
     seed: int = 0
+
+    @field_validator("chat_template_kwargs")
+    @classmethod
+    def _template_variables_are_free(cls, settings: dict[str, Any]) -> dict[str, Any]:
+        taken = sorted(settings.keys() & RESERVED)
+        if taken:
+            raise ValueError(f"{taken[0]!r} is set for every chat as it is needed; leave it out")
+        return settings
 
 
 class WarmStartConfig(_Part):

@@ -106,6 +106,11 @@ def target_record(folder: Path | str, manifest: Manifest) -> TargetRecord:
     return manifest.target.model_copy(update={"name": target_of(folder, manifest)})
 
 
+def template_kwargs(manifest: Manifest) -> dict[str, Any]:
+    """The variables of the chat template that the drafter's training chats were rendered with."""
+    return dict(manifest.recipe.get("data", {}).get("chat_template_kwargs", {}))
+
+
 def publishable(manifest: Manifest) -> str | None:
     """Why the bundle cannot be published, or None when it can."""
     public = manifest.derived_from or manifest.target

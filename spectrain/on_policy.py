@@ -79,7 +79,7 @@ def training_prompts(
     """The conversations up to their last answer, as a server would feed them; None for a run that asks for none."""
     if config is None:
         return None
-    return Prompts(target, {c.id: render_prompt(c.prompt, target.tokenizer) for c in conversations}, max_length)
+    return Prompts(target, {c.id: render_prompt(c, target.tokenizer) for c in conversations}, max_length)
 
 
 @dataclass

@@ -17,12 +17,14 @@ from typing import Any
 import torch
 from accelerate import PartialState
 
+from spectrain.attention import context
 from spectrain.bundle import read_bundle, resolve_bundle, save_drafter, unbound_drafter
 from spectrain.config import Recipe
 from spectrain.data.batches import collate, plan_epoch, some_rows
 from spectrain.data.conversations import Conversation, EncodedRow, encode_all, load_conversations
 from spectrain.data.features import FeatureStore, extract_features, store_key
-from spectrain.data.split import check_leaks, conversations_digest, split_conversations
+from spectrain.data.split import conversations_digest
+from spectrain.data.template import set_template_kwargs
 from spectrain.drafters import TrainableDrafter, family_of
 from spectrain.drafters.ranks import RANKS_FILE, measure_ranks
 from spectrain.errors import SpectrainError
@@ -35,6 +37,7 @@ from spectrain.manifest import read_manifest, target_of
 from spectrain.on_policy import training_prompts
 from spectrain.regenerate import regenerate
 from spectrain.target import Target, load_target
+from spectrain.traffic import Traffic, check_traffic, offering_to_drop, read_traffic, usable
 from spectrain.training import Trainer
 
 RANKED_TOKENS = 2000  # answer tokens that the ranks of a bundle are measured on
@@ -50,9 +53,11 @@ class Prepared:
     heldout_rows: list[EncodedRow]
     train_store: FeatureStore
     heldout_store: FeatureStore
+    split: str | None = None  # how the held-out part was drawn, where it was
 
     def digests(self) -> dict[str, str]:
-        return {"train": conversations_digest(self.train), "heldout": conversations_digest(self.heldout)}
+        found = {"train": conversations_digest(self.train), "heldout": conversations_digest(self.heldout)}
+        return found | ({"split": self.split} if self.split else {})
 
 
 class Run:
@@ -66,9 +71,11 @@ class Run:
     def target(self) -> Target:
         config = self.recipe.target
         device = str(PartialState().device)  # each process has its own
-        return load_target(
+        target = load_target(
             config.name, revision=config.revision, dtype=config.dtype, device=device, attention=config.attention
         )
+        set_template_kwargs(target.tokenizer, self.recipe.data.chat_template_kwargs)
+        return target
 
     def say(self, text: str) -> None:
         if self.progress and PartialState().is_main_process:
@@ -78,23 +85,21 @@ class Run:
 
     def conversations(self) -> tuple[list[Conversation], list[Conversation]]:
         """Train and held-out chats, checked for leaks; read and checked once however many stages ask."""
-        return self._sides
+        return self._traffic.train, self._traffic.heldout
 
     @cached_property
-    def _sides(self) -> tuple[list[Conversation], list[Conversation]]:
-        data = self.recipe.data
-        train = load_conversations(list(data.train))
-        if data.heldout:
-            heldout = load_conversations(list(data.heldout))
-        else:
-            parts = split_conversations(train, heldout_fraction=data.heldout_fraction, seed=data.seed)
-            train, heldout = list(parts.train), list(parts.heldout)
-        self.say(str(check_leaks(train, heldout)))
-        return train, heldout
+    def _traffic(self) -> Traffic:
+        data, drop_bad = self.recipe.data, self.recipe.data.bad_rows == "drop"
+        traffic = read_traffic(data, drop_bad=drop_bad, answers=self.recipe.regenerate is None)
+        self.say(str(check_traffic(data, traffic)))
+        if drop_bad:
+            traffic = usable(self.recipe, traffic, self.target.tokenizer, context(self.target.config))
+            traffic.check_not_empty()
+        return traffic
 
     def prepare(self) -> Prepared:
         """Split, let the target answer, encode, and extract features. The main process works, then the others read."""
-        with PartialState().main_process_first():
+        with PartialState().main_process_first(), offering_to_drop():
             return self._prepare()
 
     def _prepare(self) -> Prepared:
@@ -108,16 +113,20 @@ class Run:
         taps = self.recipe.drafter.taps(self.target)
         rows, keys, counts = {}, {}, {}
         for side, chats in sides.items():
-            rows[side], dropped = encode_all(chats, self.target.tokenizer, data.max_length)
+            rows[side], unusable = encode_all(chats, self.target.tokenizer, data.max_length,
+                                              drop_bad=data.bad_rows == "drop")  # fmt: skip
+            dropped = self._traffic.dropped[side] + unusable
             top_k = data.teacher_top_k if side == "train" else None  # scores are against the whole law
             keys[side] = store_key(rows[side], self.target, self.target.identity().digest, taps, data.feature_dtype,
                                    top_k)  # fmt: skip
             answer = sum(sum(row.mask) for row in rows[side])
-            counts[side] = {"conversations": len(chats), "rows": len(rows[side]), "dropped": asdict(dropped),
+            counts[side] = {"conversations": len(chats), "rows": len(rows[side]), **dropped.describe(),
                             "tokens": sum(len(row.ids) for row in rows[side]), "answer_tokens": answer,
                             "digest": keys[side]["rows"]}  # fmt: skip
             tokens = f"{counts[side]['tokens']} tokens, {answer} of answers"
             self.say(f"{side}: {len(rows[side])} rows, {tokens}; dropped: {dropped}")
+            if dropped.listing():
+                self.say(dropped.listing())
         _check_same_rows(self.prepared / "data" / "counts.json", counts)
         stores = {}
         for side in sides:
@@ -125,7 +134,7 @@ class Run:
             stores[side] = extract_features(folder, rows[side], self.target, keys[side], progress=self.progress)
         write_json(self.prepared / "data" / "counts.json", counts)
         return Prepared(**sides, train_rows=rows["train"], heldout_rows=rows["heldout"], train_store=stores["train"],
-                        heldout_store=stores["heldout"])  # fmt: skip
+                        heldout_store=stores["heldout"], split=self._traffic.split)  # fmt: skip
 
     # --- train ------------------------------------------------------------------------------------------------
 
@@ -254,10 +263,12 @@ def warm_start(drafter: TrainableDrafter, folder: Path, target: Target, *, remap
 def _check_same_rows(path: Path, counts: dict[str, dict[str, Any]]) -> None:
     """Whoever shares prepared answers and features trains on the same rows."""
     found = json.loads(path.read_text(encoding="utf-8")) if path.exists() else counts
-    for side, ours in counts.items():
-        if found[side] != ours:
+    for side, counted in counts.items():
+        # Two recipes may reach the same files by different paths.
+        theirs, ours = ({k: v for k, v in one.items() if k != "dropped_at"} for one in (found[side], counted))
+        if theirs != ours:
             raise SpectrainError(
                 f"{path.parent.parent} was prepared from other rows, its own against these: {side}."
-                f"{first_difference(found[side], ours)}; give this recipe the same data, or choose another prepared "
+                f"{first_difference(theirs, ours)}; give this recipe the same data, or choose another prepared "
                 "folder or output"
             )

@@ -18,13 +18,14 @@ from typing import Any, overload
 
 from spectrain.bundle import load_drafter, resolve_bundle
 from spectrain.data.conversations import Message, render_prompt
+from spectrain.data.template import set_template_kwargs
 from spectrain.decoding.decoder import Decoding
 from spectrain.decoding.stopping import Finish, TextStream
 from spectrain.decoding.trace import Generation
 from spectrain.drafters.base import Drafter
 from spectrain.errors import SpectrainError
 from spectrain.exact.sampler import Sampler
-from spectrain.manifest import read_manifest, target_of
+from spectrain.manifest import read_manifest, target_of, template_kwargs
 from spectrain.shapes import Chain, Shape
 from spectrain.target import Target, load_target
 
@@ -98,6 +99,7 @@ def load_bundle(
             raise SpectrainError(f"{folder} does not say which target it belongs to; give target=")
         at = recorded.revision if name == recorded.name else None
         target = load_target(name, revision=at, dtype=dtype, device=device)
+        set_template_kwargs(target.tokenizer, template_kwargs(manifest))
     drafter, _, notes = load_drafter(folder, target)
     return Speculator(target, drafter, notes)
 

@@ -12,9 +12,10 @@ import torch
 from transformers import AutoTokenizer
 
 from spectrain.config import Recipe
-from spectrain.data.conversations import encode_all, load_conversations, render_prompt
-from spectrain.data.split import split_conversations
+from spectrain.data.conversations import encode_all, render_prompt
+from spectrain.data.template import set_template_kwargs
 from spectrain.errors import SpectrainError
+from spectrain.traffic import read_traffic, usable
 
 PROBE_SECONDS = 0.5
 ROW_TOKENS = 1024
@@ -96,11 +97,12 @@ def _counted(recipe: Recipe) -> Workload:
             "share are answers with --answer-share, for instance --tokens 50000000 --answer-share 0.5"
         )
     tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
-    train, heldout = load_conversations(list(recipe.data.train)), load_conversations(list(recipe.data.heldout))
-    if not recipe.data.heldout:
-        parts = split_conversations(train, heldout_fraction=recipe.data.heldout_fraction, seed=recipe.data.seed)
-        train, heldout = list(parts.train), list(parts.heldout)
-    sides = [_side(recipe, chats, tokenizer) for chats in (train, heldout)]
+    set_template_kwargs(tokenizer, recipe.data.chat_template_kwargs)
+    drop_bad = recipe.data.bad_rows == "drop"
+    traffic = read_traffic(recipe.data, drop_bad=drop_bad, answers=recipe.regenerate is None)
+    if drop_bad:
+        traffic = usable(recipe, traffic, tokenizer, None)
+    sides = [_side(recipe, chats, tokenizer) for chats in traffic.sides.values()]
     answers = "its answers as long as regenerate.max_new_tokens allows" if recipe.regenerate else "with their answers"
     return Workload(sides[0], sides[1], f"counted in the recipe's files, {answers}")
 
@@ -108,9 +110,9 @@ def _counted(recipe: Recipe) -> Workload:
 def _side(recipe: Recipe, chats: Any, tokenizer: Any) -> Side:
     limit, regenerate = recipe.data.max_length, recipe.regenerate
     if regenerate is None:
-        rows, _ = encode_all(chats, tokenizer, limit)
+        rows, _ = encode_all(chats, tokenizer, limit, drop_bad=recipe.data.bad_rows == "drop")
         return Side(len(rows), sum(len(row.ids) for row in rows), sum(sum(row.mask) for row in rows))
-    prompts = [len(render_prompt(chat.prompt, tokenizer)) for chat in chats]
+    prompts = [len(render_prompt(chat, tokenizer)) for chat in chats]
     lengths = [(p, min(regenerate.max_new_tokens, limit - p)) for p in prompts if p < limit]
     if not lengths:
         raise SpectrainError(f"every prompt is longer than data.max_length, {limit} tokens; raise it")

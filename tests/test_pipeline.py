@@ -21,6 +21,7 @@ from spectrain.evaluation import acceptance
 from spectrain.evaluation.document import read_document
 from spectrain.pipeline import Run
 from spectrain.regenerate import local
+from spectrain.speculator import _ids, load_bundle
 from spectrain.target import load_target
 from spectrain.training import Trainer
 
@@ -348,6 +349,70 @@ def test_rows_beyond_max_length_are_left_out_and_counted(recipe, tmp_path, capsy
     counts = json.loads((tmp_path / "run" / "data" / "counts.json").read_text())
     assert counts["train"]["dropped"] == {"too_long": 1, "nothing_supervised": 0}
     assert "1 longer than max_length" in capsys.readouterr().out
+
+
+def bad_rows(folder):
+    """Adds a line that is no JSON, a turn of an unknown role, and a prompt beyond the target's context."""
+    long = {"id": "long", "kind": "sum/odd", "prompt": "7 " * 300}
+    odd = {"messages": [{"role": "owner", "content": "a"}]}
+    with (folder / "train.jsonl").open("a") as file:
+        file.write(f"{{\n{json.dumps(odd)}\n{json.dumps(long)}\n")
+    with (folder / "heldout.jsonl").open("a") as file:
+        file.write(json.dumps(long | {"id": "held", "prompt": "9 " * 300}) + "\n")
+
+
+def test_bad_rows_stop_a_run_unless_they_may_be_dropped(recipe, tmp_path, capsys):
+    bad_rows(tmp_path)
+    message = refusal(fresh(recipe).prepare)
+    assert "train.jsonl:9: not valid JSON" in message
+    assert "data.bad_rows=drop" in message
+    prepared = Run(load_recipe(recipe, ["data.bad_rows=drop", "training.epochs=1"]))
+    assert len(prepared.prepare().train_rows) == 8
+    counts = json.loads((tmp_path / "run" / "data" / "counts.json").read_text())
+    assert counts["train"]["dropped"] == {
+        "too_long": 1, "nothing_supervised": 0, "broken_json": 1, "unknown_role": 1,
+    }  # fmt: skip
+    assert counts["heldout"]["dropped"] == {"too_long": 0, "nothing_supervised": 0, "no_room": 1}
+    assert counts["train"]["dropped_at"]["unknown_role"] == [f"{tmp_path / 'train.jsonl'}:10"]
+    out = capsys.readouterr().out
+    assert "1 with an unknown role" in out
+    assert f"with an unknown role: {tmp_path / 'train.jsonl'}:10" in out
+    assert [chat.id for chat in prepared.conversations()[1]][-1] != "held"  # nor is it measured on
+    before = files(tmp_path / "run")
+    Run(load_recipe(recipe, ["data.bad_rows=drop"]), progress=False).prepare()
+    assert files(tmp_path / "run").keys() == before.keys()
+
+
+def test_template_settings_change_the_prompts_and_are_found_again_in_the_bundle(recipe, tmp_path, chat_folder):
+    copy = tmp_path / "target"
+    shutil.copytree(chat_folder, copy)
+    template = (copy / "chat_template.jinja").read_text()
+    added = "{% if shout and add_generation_prompt %}hello{% endif %}"
+    (copy / "chat_template.jinja").write_text(template + added)
+    run = fresh(recipe, f"target.name={copy}", "training.epochs=1", "data.chat_template_kwargs.shout=true")
+    run.train()
+    ids = json.loads((tmp_path / "run" / "data" / "train.jsonl").read_text().splitlines()[0])["prompt_ids"]
+    assert run.target.tokenizer.decode(ids).endswith("assistant\nhello")
+    chat = [{"role": "user", "content": "1"}]
+    rendered = _ids(chat, load_bundle(run.bundle).target)
+    assert run.target.tokenizer.decode(rendered).endswith("assistant\nhello")
+    assert "was made with other settings" in refusal(fresh(recipe, f"target.name={copy}").prepare)
+
+
+def test_the_split_that_was_made_is_told_in_the_bundle(recipe, tmp_path):
+    run = fresh(recipe, "data.heldout=[]", "data.heldout_fraction=0.25", "data.seed=3", "training.epochs=1")
+    run.train()
+    assert read_bundle(run.bundle).manifest.data_digests["split"] == "heldout_fraction 0.25, seed 3"
+
+
+def test_near_duplicates_stop_a_run_where_that_is_asked_for(recipe, tmp_path):
+    words = "one two three four five six seven eight nine ten eleven twelve"
+    for name, extra in (("train", "x"), ("heldout", "y")):
+        with (tmp_path / f"{name}.jsonl").open("a") as file:
+            file.write(json.dumps({"id": f"near-{name}", "prompt": f"{words} {extra}"}) + "\n")
+    assert len(fresh(recipe).conversations()[1]) == 5
+    message = refusal(fresh(recipe, "data.near_duplicates=error").conversations)
+    assert "heldout.jsonl:5 and 'near-train' at" in message
 
 
 def test_a_bundle_of_another_target_is_refused(again, tmp_path, chat_folder):

@@ -7,16 +7,18 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from spectrain.data.dropped import Dropped, RowError, leaving_out
 from spectrain.errors import SpectrainError
 
 Row = dict[str, Any]
 
 
-def read_rows(path: Path | str) -> Iterator[tuple[str, Row]]:
+def read_rows(path: Path | str, dropped: Dropped | None = None) -> Iterator[tuple[str, Row]]:
     """Yield ``(place, row)``: place is ``file:line`` for JSON-lines and ``file row i`` (from 1) otherwise.
 
     ``.jsonl`` holds one object a line; ``.json`` an array of objects, or one object a line; ``.parquet`` a
-    table. Blank lines are skipped. Anything broken is a SpectrainError that names the place.
+    table. Blank lines are skipped. Anything broken is a SpectrainError that names the place; with ``dropped``
+    broken rows are counted there and left out, and only a file that is broken as a whole is an error.
     """
     path = Path(path)
     if not path.is_file():
@@ -24,25 +26,31 @@ def read_rows(path: Path | str) -> Iterator[tuple[str, Row]]:
     if path.suffix == ".parquet":
         yield from _parquet_rows(path)
     elif path.suffix == ".json" and path.read_bytes().lstrip(b"\xef\xbb\xbf \t\r\n").startswith(b"["):
-        yield from _array_rows(path)
+        yield from _array_rows(path, dropped)
     elif path.suffix in (".jsonl", ".json"):
-        yield from _line_rows(path)
+        yield from _line_rows(path, dropped)
     else:
         raise SpectrainError(f"{path}: unknown file type {path.suffix!r}; expected .jsonl, .json or .parquet")
 
 
-def _line_rows(path: Path) -> Iterator[tuple[str, Row]]:
+def _line_rows(path: Path, dropped: Dropped | None) -> Iterator[tuple[str, Row]]:
     with path.open("rb") as file:
         for number, line in enumerate(file, start=1):
+            row, place = None, f"{path}:{number}"
             if line.strip():
-                place = f"{path}:{number}"
-                yield place, _row(place, _parse(place, line))
+                with leaving_out(dropped, place):
+                    row = _row(place, _parse(place, line))
+            if row is not None:
+                yield place, row
 
 
-def _array_rows(path: Path) -> Iterator[tuple[str, Row]]:
+def _array_rows(path: Path, dropped: Dropped | None) -> Iterator[tuple[str, Row]]:
     for number, value in enumerate(_parse(str(path), path.read_bytes()), start=1):
-        place = f"{path} row {number}"
-        yield place, _row(place, value)
+        row, place = None, f"{path} row {number}"
+        with leaving_out(dropped, place):
+            row = _row(place, value)
+        if row is not None:
+            yield place, row
 
 
 def _parquet_rows(path: Path) -> Iterator[tuple[str, Row]]:
@@ -61,14 +69,18 @@ def _parse(place: str, raw: bytes) -> Any:
     try:
         return json.loads(raw.decode("utf-8-sig"), parse_constant=_no_constant)
     except UnicodeDecodeError as error:
-        raise SpectrainError(f"{place}: not UTF-8 at byte {error.start}; save the file as UTF-8") from error
+        raise RowError("broken_json", f"{place}: not UTF-8 at byte {error.start}; save the file as UTF-8") from error
     except json.JSONDecodeError as error:
         where = f"line {error.lineno} column {error.colno}" if error.lineno > 1 else f"column {error.colno}"
-        raise SpectrainError(f"{place}: not valid JSON ({error.msg}, {where}); expected one JSON object") from error
+        raise RowError(
+            "broken_json", f"{place}: not valid JSON ({error.msg}, {where}); expected one JSON object"
+        ) from error
     except RecursionError:
-        raise SpectrainError(f"{place}: nested too deeply to be a conversation; expected one JSON object") from None
+        raise RowError(
+            "broken_json", f"{place}: nested too deeply to be a conversation; expected one JSON object"
+        ) from None
     except ValueError as error:
-        raise SpectrainError(f"{place}: {error}") from error
+        raise RowError("broken_json", f"{place}: {error}") from error
 
 
 def _no_constant(name: str) -> None:
@@ -77,5 +89,5 @@ def _no_constant(name: str) -> None:
 
 def _row(place: str, value: Any) -> Row:
     if not isinstance(value, dict):
-        raise SpectrainError(f"{place}: found a JSON {type(value).__name__}, expected an object with messages")
+        raise RowError("bad_row", f"{place}: found a JSON {type(value).__name__}, expected an object with messages")
     return value

@@ -12,7 +12,8 @@ from math import floor
 
 import numpy as np
 
-from spectrain.data.conversations import Conversation
+from spectrain.data.conversations import Conversation, content_digest
+from spectrain.data.dropped import Dropped
 from spectrain.errors import SpectrainError
 from spectrain.files import json_digest
 
@@ -26,16 +27,23 @@ class NearDuplicate:
     heldout: str  # conversation ids
     train: str
     similarity: float  # Jaccard, of shingles of three words
+    places: tuple[str, str] = ("", "")  # where the two rows lie
+
+    def __str__(self) -> str:
+        named = [f"{name!r} at {place}" if place else repr(name)
+                 for name, place in zip((self.heldout, self.train), self.places, strict=True)]  # fmt: skip
+        return f"{named[0]} and {named[1]} ({self.similarity:.2f})"
 
 
 @dataclass(frozen=True)
 class LeakReport:
-    """What the check found that is no error: held-out conversations that resemble one in training."""
+    """Held-out conversations that resemble one in training, and those that are one."""
 
     train: int
     heldout: int
     threshold: float
     near_duplicates: tuple[NearDuplicate, ...]  # at most one for each held-out conversation
+    leaks: tuple[str, ...] = ()  # pairs that are the same
 
     def __str__(self) -> str:
         return (
@@ -59,6 +67,20 @@ def normalised(conversation: Conversation) -> str:
     return " ".join(words) or text.strip()  # a text of punctuation alone stands for itself
 
 
+def without_duplicates(conversations: Sequence[Conversation], dropped: Dropped, *, answers: bool) -> list[Conversation]:
+    """The first of each that says the same, with or without its last answer; the others are counted."""
+    seen: set[str] = set()
+    kept = []
+    for conversation in conversations:
+        said = content_digest(conversation.messages if answers else conversation.prompt, conversation.tools)
+        if said in seen:
+            dropped.add("duplicate", conversation.place)
+        else:
+            kept.append(conversation)
+        seen.add(said)
+    return kept
+
+
 def conversations_digest(conversations: Sequence[Conversation]) -> str:
     """SHA-256 of a set of conversations, in hex; their order does not matter."""
     return json_digest(sorted(_digest(conversation) for conversation in conversations))
@@ -67,23 +89,37 @@ def conversations_digest(conversations: Sequence[Conversation]) -> str:
 def _digest(conversation: Conversation) -> str:
     messages = [message.turn for message in conversation.messages]
     labels = [conversation.id, conversation.kind, conversation.template, conversation.slots]
-    return json_digest([labels, messages, conversation.prompt_ids, conversation.answer_ids])
+    tools = [list(conversation.tools)] if conversation.tools else []
+    return json_digest([labels, messages, conversation.prompt_ids, conversation.answer_ids, *tools])
 
 
-def check_leaks(train: Sequence[Conversation], heldout: Sequence[Conversation], threshold: float = 0.7) -> LeakReport:
+def check_leaks(train: Sequence[Conversation], heldout: Sequence[Conversation], threshold: float = 0.7,
+                *, refuse_near: bool = False) -> LeakReport:  # fmt: skip
     """Refuse a split in which a held-out conversation has the user turns, or the template and slots, of one
-    in training (SpectrainError naming both); list those that merely resemble one (Jaccard ≥ ``threshold``).
+    in training (SpectrainError naming both); list those that merely resemble one (Jaccard ≥ ``threshold``), or
+    refuse those as well.
     """
-    seen = {key: conversation.id for conversation in reversed(train) for key in _keys(conversation)}
-    leaks = [(held.id, seen[key], key) for held in heldout for key in _keys(held) if key in seen]
-    if leaks:
-        shown = "; ".join(f"{held!r} and {trained!r} ({_why(key)})" for held, trained, key in leaks[:5])
-        more = f"; and {len(leaks) - 5} more" if len(leaks) > 5 else ""
+    report = find_leaks(train, heldout, threshold)
+    if report.leaks:
+        more = f"; and {len(report.leaks) - 5} more" if len(report.leaks) > 5 else ""
         raise SpectrainError(
-            f"held-out conversations are also in training: {shown}{more}; "
+            f"held-out conversations are also in training: {'; '.join(report.leaks[:5])}{more}; "
             "remove one of each pair, or let split_conversations make the split"
         )
-    return LeakReport(len(train), len(heldout), threshold, tuple(_near_duplicates(train, heldout, threshold)))
+    if refuse_near and report.near_duplicates:
+        raise SpectrainError(
+            f"{report}: {'; '.join(map(str, report.near_duplicates[:5]))}; remove one of each pair, or only have them "
+            "reported (data.near_duplicates: report)"
+        )
+    return report
+
+
+def find_leaks(train: Sequence[Conversation], heldout: Sequence[Conversation], threshold: float = 0.7) -> LeakReport:
+    """What ``check_leaks`` finds, with nothing refused."""
+    seen = {key: conversation.named for conversation in reversed(train) for key in _keys(conversation)}
+    leaks = [f"{held.named} and {seen[key]} ({_why(key)})" for held in heldout for key in _keys(held) if key in seen]
+    near = tuple(_near_duplicates(train, heldout, threshold))
+    return LeakReport(len(train), len(heldout), threshold, near, tuple(leaks))
 
 
 def _keys(conversation: Conversation) -> Iterator[tuple[str, str]]:
@@ -124,7 +160,8 @@ def _near_duplicates(
         similarity = shared / (len(own) + sizes - shared)
         best = int(similarity.argmax())
         if similarity[best] >= threshold:
-            yield NearDuplicate(conversation.id, train[best].id, float(similarity[best]))
+            places = (conversation.place, train[best].place)
+            yield NearDuplicate(conversation.id, train[best].id, float(similarity[best]), places)
 
 
 def split_conversations(

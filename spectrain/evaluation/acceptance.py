@@ -102,7 +102,7 @@ def measure(target: Target, drafters: dict[str, Drafter], conversations: Sequenc
 
 def prompt_ids(target: Target, conversation: Conversation, max_new_tokens: int) -> list[int]:
     """Ids of a chat up to where the target answers; one that leaves no room for the answer is an error naming it."""
-    ids = render_prompt(conversation.prompt, target.tokenizer)
+    ids = render_prompt(conversation, target.tokenizer)
     try:
         check_request(target, ids, max_new_tokens)
     except SpectrainError as error:

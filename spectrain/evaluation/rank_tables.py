@@ -36,7 +36,7 @@ def chat_ranks(target: Target, drafter: TrainableDrafter, conversations: Sequenc
         )
     rows, dropped = encode_all(conversations, target.tokenizer, context(target.config))
     if dropped.total:
-        print(f"note: {dropped.too_long} chats longer than the target's context are left out", flush=True)
+        print(f"note: {dropped['too_long']} chats longer than the target's context are left out", flush=True)
     batches = _batches(target, drafter, rows, progress)
     ranks = measure_ranks(drafter, batches, target.head, samplers, depths=RANKED_DEPTHS)
     if not ranks["positions"][0]:

@@ -34,7 +34,7 @@ def regenerate(target: Target, model_digest: str, conversations: Sequence[Conver
     an answer in the target's context are an error that names the first. An answer cut at ``max_new_tokens`` is kept,
     says so ("finished": "budget") and ends without an EOS; one whose ids a server did not give is "retokenized".
     """
-    prompts = {c.id: render_prompt(c.prompt, target.tokenizer) for c in conversations}
+    prompts = {c.id: render_prompt(c, target.tokenizer) for c in conversations}
     _check_room(target, prompts, config.max_new_tokens)
     header: dict[str, Any] = {
         "prompts": conversations_digest(conversations),

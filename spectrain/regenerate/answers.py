@@ -24,10 +24,7 @@ def answer_row(conversation: Conversation, message: Row, prompt_ids: Sequence[in
                finished: str) -> Row:  # fmt: skip
     """A conversation with ``message`` as its last answer, as chat files have it. ``finished`` says what ended it:
     "eos", or "budget" for one that was cut, whose ids then end without an EOS."""
-    row: Row = {"id": conversation.id, "kind": conversation.kind,
-                "messages": [*(m.turn for m in conversation.prompt), message]}  # fmt: skip
-    if conversation.template is not None:
-        row |= {"template": conversation.template, "slots": dict(conversation.slots or {})}
+    row = {**conversation.labels, "messages": [*(m.turn for m in conversation.prompt), message]}
     return row | {"prompt_ids": list(prompt_ids), "answer_ids": list(answer_ids), "finished": finished}
 
 

@@ -7,6 +7,7 @@ the chat itself.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -47,8 +48,23 @@ class Answer:
     prompt_tokens: int | None
 
 
-def request(dialect: Dialect, config: RegenerateConfig, model: str, prompt_ids: Sequence[int],
-            turns: Sequence[Mapping[str, Any]], seed: int) -> dict[str, Any]:  # fmt: skip
+@dataclass(frozen=True)
+class Chat:
+    """A prompt as a server renders it itself: turns, the tools they may call, and the template's own settings."""
+
+    turns: Sequence[Mapping[str, Any]]
+    tools: Sequence[Mapping[str, Any]] | None = None
+    settings: Mapping[str, Any] | None = None
+
+    def fields(self) -> dict[str, Any]:
+        """Of a request's body; what there is none of is not sent, for not every server knows it."""
+        named = {"tools": self.tools, "chat_template_kwargs": self.settings}
+        turns = [_over_the_wire(turn) for turn in self.turns]
+        return {"messages": turns, **{name: value for name, value in named.items() if value}}
+
+
+def request(dialect: Dialect, config: RegenerateConfig, model: str, prompt_ids: Sequence[int], chat: Chat,
+            seed: int) -> dict[str, Any]:  # fmt: skip
     """The body of a request. Every field that shapes the law is named: a server's own defaults (those of the model's
     generation_config.json, in vLLM) would else be part of it."""
     sampler = config.sampler
@@ -59,10 +75,7 @@ def request(dialect: Dialect, config: RegenerateConfig, model: str, prompt_ids: 
         "top_p": 1.0 if sampler.greedy else sampler.top_p or 1.0,
         "seed": seed % 2**31,  # some servers hold it in 32 bits
     }
-    if dialect.endpoint == "completions":
-        body["prompt"] = list(prompt_ids)
-    else:
-        body["messages"] = [dict(turn) for turn in turns]
+    body |= {"prompt": list(prompt_ids)} if dialect.endpoint == "completions" else chat.fields()
     if dialect.extended:
         top_k = -1 if sampler.greedy else sampler.top_k or -1
         body |= {"top_k": top_k, "min_p": 0.0, "repetition_penalty": 1.0, "return_token_ids": True}
@@ -100,6 +113,15 @@ def _message(choice: Mapping[str, Any]) -> dict[str, Any]:
     if said.get("tool_calls"):
         message["tool_calls"] = said["tool_calls"]
     return message
+
+
+def _over_the_wire(turn: Mapping[str, Any]) -> dict[str, Any]:
+    """A turn with the arguments of its tool calls as JSON text, as OpenAI has them."""
+    if "tool_calls" not in turn:
+        return dict(turn)
+    calls = [{**c, "function": {**c["function"], "arguments": json.dumps(c["function"]["arguments"])}}
+             for c in turn["tool_calls"]]  # fmt: skip
+    return {**turn, "tool_calls": calls}
 
 
 def _text(value: Any) -> str:

@@ -16,11 +16,11 @@ from spectrain.errors import SpectrainError
 from spectrain.regenerate.answers import Row, answer_row
 from spectrain.regenerate.client import Client, RefusedError, UnreadableError
 from spectrain.regenerate.config import RegenerateConfig
-from spectrain.regenerate.dialect import DIALECTS, Answer, Dialect, read_answer, request
+from spectrain.regenerate.dialect import DIALECTS, Answer, Chat, Dialect, read_answer, request
 from spectrain.target import Target
 
 NOT_THE_DIALECT = {401, 403, 408, 425, 429, 502, 503, 504}  # faults that say nothing about how it was asked
-PROBE = [{"role": "user", "content": "Hello"}]
+PROBE = ({"role": "user", "content": "Hello"},)
 
 
 class Server:
@@ -76,8 +76,8 @@ class Server:
 
     async def _ask(self, client: Client, conversation: Conversation, prompt: list[int]) -> Answer:
         seed = stream_seed(self._config.seed, conversation.id)
-        turns = [message.turn for message in conversation.prompt]
-        body = request(self._dialect, self._config, self._server.model, prompt, turns, seed)
+        chat = Chat([message.turn for message in conversation.prompt], conversation.tools, self._template.settings)
+        body = request(self._dialect, self._config, self._server.model, prompt, chat, seed)
         try:
             answer = await client.ask(f"/{self._dialect.endpoint}", read_answer, body)
             self._check_prompt(answer, prompt)
@@ -90,13 +90,13 @@ class Server:
 
     async def _try_out(self) -> Dialect:
         """The first dialect that the server takes, asked for a prompt of ours."""
-        prompt = self._template.render(PROBE, generation_prompt=True)
+        prompt, chat = self._template.render(PROBE, True), Chat(PROBE, settings=self._template.settings)
         config = self._config.model_copy(update={"max_new_tokens": 2})
         sampler, refusals = config.sampler, []
         async with Client(self._server) as client:
             await self._check_model(client)
             for dialect in DIALECTS:
-                body = request(dialect, config, self._server.model, prompt, PROBE, seed=0)
+                body = request(dialect, config, self._server.model, prompt, chat, seed=0)
                 try:
                     answer = await client.ask(f"/{dialect.endpoint}", read_answer, body)
                 except RefusedError as refusal:
@@ -169,7 +169,8 @@ class Server:
         if "tool_calls" in turn:
             turn["tool_calls"] = [_with_objects(call) for call in turn["tool_calls"]]
         try:
-            whole, start = self._template.span([message.turn for message in conversation.prompt], turn)
+            history = [message.turn for message in conversation.prompt]
+            whole, start = self._template.span(history, turn, conversation.tools)
         except SpectrainError as error:
             raise SpectrainError(f"conversation {conversation.id!r}: {error}") from error
         return whole[start:] if answer.finished == "eos" else whole[start:-1]

@@ -11,7 +11,6 @@ from transformers import PreTrainedTokenizerFast
 
 from spectrain.data.conversations import (
     Conversation,
-    Dropped,
     Message,
     encode,
     encode_all,
@@ -19,6 +18,7 @@ from spectrain.data.conversations import (
     load_conversations,
     render_prompt,
 )
+from spectrain.data.dropped import PLACES, Dropped
 from spectrain.errors import SpectrainError
 
 CHATML = (
@@ -179,11 +179,28 @@ BOT = {"role": "assistant", "content": "b"}
             {"messages": [{"role": "user", "content": [{"type": "image"}]}]},
             "content is .*image.*, expected text",
         ),
-        ({"messages": [USER, {**BOT, "tool_calls": [{}]}]}, "message 2: tool calls are not supported"),
+        ({"messages": [USER, {**BOT, "tool_calls": [{}]}]}, r"message 2 \(assistant\): tool call 1 has no name"),
+        ({"messages": [USER, {**BOT, "tool_calls": 3}]}, "tool_calls is 3, expected a list of calls"),
+        (
+            {"messages": [USER, {**BOT, "tool_calls": [{"name": "f", "arguments": "{x"}]}]},
+            "arguments of tool call 1: not valid JSON",
+        ),
+        ({"messages": [USER, {**BOT, "tool_calls": [{"name": "f", "arguments": "[1]"}]}]}, "are no JSON object"),
+        (
+            {"messages": [USER, {**BOT, "tool_calls": [{"name": "f", "arguments": '{"x": NaN}'}]}]},
+            "plain JSON in UTF-8",
+        ),
+        (
+            {"messages": [USER, {**BOT, "tool_calls": [{"name": "f", "arguments": {"x": "\ud800"}}]}]},
+            "plain JSON in UTF",
+        ),
+        ({"messages": [USER, {"role": "function_call", "content": "f(x)"}]}, "not valid JSON"),
+        ({"messages": [USER, BOT], "tools": [1]}, r"tools is \[1\], expected a list of JSON schemas"),
+        ({"messages": [USER, BOT], "tools": "[{]"}, "tools: not valid JSON"),
+        ({"messages": [USER, {"role": "assistant", "content": None}]}, "content is None, expected text"),
         ({"messages": [{"role": "system", "content": "a"}]}, "no user turn"),
-        ({"messages": [BOT, USER]}, "message 1 is of the assistant, expected the user"),
-        ({"messages": [USER, BOT, BOT]}, "message 3 is of the assistant, expected the user"),
-        ({"messages": [USER, {"role": "system", "content": "a"}]}, "message 2 is of the system"),
+        ({"messages": [BOT, USER]}, "message 1 is of the assistant, but no user turn comes before it"),
+        ({"messages": [{"role": "tool", "content": "a"}, BOT]}, "no user turn"),
         ({"prompt": "a \ud800"}, "half a surrogate pair"),
         (GOOD, r"id 'good' was already used at .*chats\.jsonl:1"),
         ({"id": "", "prompt": "a"}, "id is '', expected text or an integer"),
@@ -302,7 +319,7 @@ def test_c03_long_rows_are_dropped_and_counted_never_cut() -> None:
         encode_all(long, tokenizer, max_length=64)
     rows, dropped = encode_all([*long, chat("a", "b"), chat("a")], tokenizer, max_length=64)
     assert [row.conversation for row in rows] == ["c"]
-    assert dropped == Dropped(too_long=8, nothing_supervised=1)
+    assert dropped.counts == {"too_long": 8, "nothing_supervised": 1}
     assert dropped.total == 9
     whole, none = encode_all(long, tokenizer)
     assert min(len(row.ids) for row in whole) > 200
@@ -347,3 +364,138 @@ def test_odd_json_is_refused_where_it_stands(tmp_path, line):
     path.write_text(line + "\n", encoding="utf-8")
     with pytest.raises(SpectrainError, match=r"odd\.jsonl:1"):
         load_conversations(path)
+
+
+CALLS = [{"type": "function", "function": {"name": "f", "arguments": {"x": 1}}}]
+TOOL = {"type": "function", "function": {"name": "f", "parameters": {}}}
+
+
+@pytest.mark.parametrize(
+    ("row", "turns"),
+    [
+        (
+            {"messages": [USER, {"role": "assistant", "content": None, "tool_calls": [{"id": "i", **CALLS[0]}]}]},
+            [USER, {"role": "assistant", "content": "", "tool_calls": [{"id": "i", **CALLS[0]}]}],
+        ),
+        (
+            {
+                "messages": [
+                    USER,
+                    {"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": '{"x": 1}'}}]},
+                ]
+            },
+            [USER, {"role": "assistant", "content": "", "tool_calls": CALLS}],
+        ),
+        (
+            {
+                "messages": [
+                    USER,
+                    {"role": "assistant", "content": "b", "function_call": {"name": "f", "arguments": "{}"}},
+                ]
+            },
+            [USER, {**BOT, "tool_calls": [{"type": "function", "function": {"name": "f", "arguments": {}}}]}],
+        ),
+        (
+            {
+                "system": "s",
+                "conversations": [
+                    {"from": "human", "value": "a"},
+                    {"from": "function_call", "value": '{"name": "f", "arguments": {"x": 1}}'},
+                    {"from": "observation", "value": ""},
+                    {"from": "bot", "value": "b"},
+                ],
+            },
+            [
+                {"role": "system", "content": "s"},
+                USER,
+                {"role": "assistant", "content": "", "tool_calls": CALLS},
+                {"role": "tool", "content": ""},
+                BOT,
+            ],
+        ),
+        (
+            {
+                "messages": [
+                    {"role": "developer", "content": "s"},
+                    USER,
+                    {"role": "user", "content": [{"type": "input_text", "text": "c"}, {"type": "text", "text": "d"}]},
+                    {"role": "tool", "content": {"x": "é"}, "tool_call_id": "i", "name": "f", "weight": 1},
+                ]
+            },
+            [
+                {"role": "system", "content": "s"},
+                USER,
+                {"role": "user", "content": "cd"},
+                {"role": "tool", "content": '{"x": "é"}', "tool_call_id": "i", "name": "f"},
+            ],
+        ),
+        ({"messages": [USER, {**BOT, "thinking": "hm"}]}, [USER, {**BOT, "reasoning_content": "hm"}]),
+        ({"messages": [USER, {**BOT, "reasoning": " "}]}, [USER, BOT]),
+        (
+            {"messages": [USER, {"role": "assistant", "content": "<think>\nhm\n</think>\n\nb"}]},
+            [USER, {"role": "assistant", "content": "<think>\nhm\n</think>\n\nb"}],
+        ),
+    ],
+)
+def test_tools_traces_and_roles(tmp_path: Path, row: dict, turns: list[dict]) -> None:
+    (conversation,) = load_conversations(write(tmp_path, row))
+    assert [message.turn for message in conversation.messages] == turns
+    again = {**conversation.labels, "messages": [message.turn for message in conversation.messages]}
+    (reread,) = load_conversations(write(tmp_path, again, name="again.jsonl"))
+    assert reread == conversation  # what regeneration writes reads back as it was
+
+
+@pytest.mark.parametrize(
+    ("tools", "read"),
+    [([TOOL], (TOOL,)), (json.dumps([TOOL]), (TOOL,)), ([{"name": "f", "parameters": {}}], (TOOL,)), ([], None)],
+)
+def test_tools_of_a_row(tmp_path: Path, tools: object, read: object) -> None:
+    (conversation,) = load_conversations(write(tmp_path, {"prompt": "a", "tools": tools}))
+    assert conversation.tools == read
+
+
+def test_an_id_made_from_the_content_sees_tools_and_calls_and_stays_as_it_was(tmp_path: Path) -> None:
+    called = {"messages": [USER, {**BOT, "tool_calls": CALLS}]}
+    path = write(tmp_path, {"messages": [USER, BOT]}, {"messages": [USER, BOT], "tools": [TOOL]}, called)
+    plain, *others = load_conversations(path)
+    assert plain.id == "e9090a957d1421f5"
+    assert len({plain.id, *(other.id for other in others)}) == 3
+
+
+def test_bad_rows_are_left_out_and_counted_by_reason(tmp_path: Path) -> None:
+    bad = ["{", {"messages": [{"role": "owner", "content": "a"}]}, {"prompt": " "}, {**GOOD, "prompt": "b"}, "[1]"]
+    path = write(tmp_path, GOOD, *bad, *[{"prompt": ""}] * PLACES, {"id": "last", "prompt": "z"})
+    dropped = Dropped()
+    assert [chat.id for chat in load_conversations(path, dropped)] == ["good", "last"]
+    assert dropped.counts == {
+        "too_long": 0,
+        "nothing_supervised": 0,
+        "broken_json": 1,
+        "unknown_role": 1,
+        "empty_turn": 1 + PLACES,
+        "duplicate_id": 1,
+        "bad_row": 1,
+    }
+    assert dropped.places["empty_turn"] == [f"{path}:{line}" for line in (4, 7, 8, 9, 10)]
+    assert f"with an empty turn: {path}:4, " in dropped.listing()
+    assert ", 1 more" in dropped.listing()
+    with pytest.raises(SpectrainError, match=r"no conversations in .*rows dropped: .*1 not valid JSON"):
+        load_conversations(write(tmp_path, "{", name="broken.jsonl"), Dropped())
+
+
+def test_rows_of_an_array_are_left_out_one_by_one_and_a_broken_file_is_not(tmp_path: Path) -> None:
+    path, dropped = tmp_path / "chats.json", Dropped()
+    path.write_text(json.dumps([1, GOOD]), encoding="utf-8")
+    assert len(load_conversations(path, dropped)) == dropped["bad_row"] == 1
+    path.write_text(json.dumps([GOOD])[:-1], encoding="utf-8")
+    with pytest.raises(SpectrainError, match="not valid JSON"):
+        load_conversations(path, dropped)
+
+
+def test_answers_of_a_server_are_told_apart(tmp_path: Path) -> None:
+    row = {"messages": [USER, BOT], "prompt_ids": [1], "answer_ids": [2]}
+    finishes = ("eos", "stop", "budget", "length", False, True)
+    path = write(tmp_path, row, {**row, "retokenized": True}, *({**row, "finished": how} for how in finishes))
+    sampled, made, *others = load_conversations(path)
+    assert (sampled.retokenized, sampled.finished, made.retokenized) == (False, None, True)
+    assert [other.finished for other in others] == [True, True, False, False, False, True]

@@ -8,7 +8,15 @@ from collections import Counter
 import pytest
 
 from spectrain.data.conversations import Conversation, Message
-from spectrain.data.split import check_leaks, conversations_digest, normalised, split_conversations
+from spectrain.data.dropped import Dropped
+from spectrain.data.split import (
+    check_leaks,
+    conversations_digest,
+    find_leaks,
+    normalised,
+    split_conversations,
+    without_duplicates,
+)
 from spectrain.errors import SpectrainError
 
 
@@ -148,3 +156,40 @@ def test_the_digest_sees_content_and_not_order() -> None:
     assert digest != conversations_digest(chats[1:])
     changed = asks(chats[0].id, chats[0].messages[0].content + ".")
     assert digest != conversations_digest([changed, *chats[1:]])
+
+
+def test_leaks_name_the_rows_by_their_place() -> None:
+    train, held = [asks("t", "Hello!", place="a.jsonl:3")], [asks("h", "hello", place="b.jsonl:5")]
+    with pytest.raises(SpectrainError, match=r"'h' at b\.jsonl:5 and 't' at a\.jsonl:3 \(same user turns\)"):
+        check_leaks(train, held)
+    assert find_leaks(train, held).leaks == ("'h' at b.jsonl:5 and 't' at a.jsonl:3 (same user turns)",)
+
+
+def test_near_duplicates_are_errors_where_that_is_asked_for() -> None:
+    base = "one two three four five six seven eight nine ten eleven twelve"
+    train, held = [asks("t", base + " more", place="a.jsonl:3")], [asks("h", base, place="b.jsonl:5")]
+    assert len(check_leaks(train, held).near_duplicates) == 1
+    with pytest.raises(SpectrainError, match=r"'h' at b\.jsonl:5 and 't' at a\.jsonl:3 \(0\.91\)"):
+        check_leaks(train, held, refuse_near=True)
+    check_leaks(train, held, threshold=0.95, refuse_near=True)
+
+
+def test_of_what_says_the_same_the_first_is_kept() -> None:
+    one, copy, other = asks("a", "x"), asks("b", "x", place="f:2"), asks("c", "x", "y")
+    differently = Conversation("d", (Message("user", "x"), Message("assistant", "no")))
+    with_tools = Conversation("e", one.messages, tools=({"name": "f"},))
+    chats, dropped = [one, copy, other, differently, with_tools], Dropped()
+    assert [c.id for c in without_duplicates(chats, dropped, answers=True)] == ["a", "c", "d", "e"]
+    assert (dropped["duplicate"], dropped.places["duplicate"]) == (1, ["f:2"])
+    assert [c.id for c in without_duplicates(chats, Dropped(), answers=False)] == ["a", "c", "e"]
+
+
+def test_the_digest_of_plain_chats_stays_as_it_was_and_sees_tools_and_calls() -> None:
+    one = asks("a", "x")
+    assert conversations_digest([one]) == "5dad523625d8ea5824ce72d070bc490bafa63515703ce15f3474dc38649df6e4"
+    called = Message("assistant", "ok", {"tool_calls": [{"function": {"name": "f"}}]})
+    others = [Conversation("a", one.messages, "all", tools=({"name": "f"},)),
+              Conversation("a", (one.messages[0], called), "all")]  # fmt: skip
+    assert len({conversations_digest([chat]) for chat in [one, *others]}) == 3
+    placed = asks("a", "x", place="a.jsonl:1")
+    assert conversations_digest([placed]) == conversations_digest([one])

@@ -28,6 +28,11 @@ def generation(target, prompt, body):
         return RUNS[key]
 
 
+def _read(call):
+    """A tool call with its arguments as an object, as vLLM gives it to templates."""
+    return call | {"function": call["function"] | {"arguments": json.loads(call["function"]["arguments"])}}
+
+
 class Serving:
     """What the server knows and saw. Personality: does it ``take_ids`` as prompts, ``give_ids`` of answers, refuse
     fields beyond OpenAI's (``strict``), and which ``endpoints`` it has."""
@@ -45,7 +50,8 @@ class Serving:
     def prompt(self, body):
         if "prompt" in body:
             return body["prompt"]
-        return self.prefix + ChatTemplate(self.target.tokenizer).render(body["messages"], generation_prompt=True)
+        turns = [turn | {"tool_calls": list(map(_read, turn.get("tool_calls", [])))} for turn in body["messages"]]
+        return self.prefix + ChatTemplate(self.target.tokenizer).render(turns, True, body.get("tools"))
 
     def answer(self, body):
         """The JSON of either endpoint, as vLLM forms it."""

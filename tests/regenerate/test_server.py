@@ -222,6 +222,25 @@ def test_tool_calls_without_ids_are_kept_and_rendered_by_the_template(answer, se
         assert row["finished"] == "eos"
 
 
+def test_tools_and_the_templates_settings_are_sent_where_the_server_renders(answer, serve, chat_target, monkeypatch):
+    monkeypatch.setattr(chat_target.tokenizer, "chat_template", TOOLS)
+    monkeypatch.setattr(chat_target.tokenizer, "spectrain_template_settings", {"mood": "calm"}, raising=False)
+    tools = [{"type": "function", "function": {"name": "add", "parameters": {"type": "object"}}}]
+    call = {"id": "1", "type": "function", "function": {"name": "add", "arguments": {"x": 12}}}
+    turns = [{"role": "user", "content": "12?"}, {"role": "assistant", "content": "", "tool_calls": [call]},
+             {"role": "tool", "content": "13", "tool_call_id": "1"}]  # fmt: skip
+    serving = serve(endpoints=("chat/completions",), give_ids=False)
+    rows = [{"id": "a", "messages": turns, "tools": tools}, {"id": "b", "prompt": "hello"}]
+    path = answer(serving, conversations=[parse_conversation(row, "row") for row in rows])
+    with_tools, plain = sorted(serving.bodies, key=lambda body: "tools" not in body)
+    assert with_tools["tools"] == tools
+    assert with_tools["messages"][1]["tool_calls"][0]["function"]["arguments"] == '{"x": 12}'
+    assert "tools" not in plain
+    assert all(body["chat_template_kwargs"] == {"mood": "calm"} for body in serving.bodies)
+    assert read(path)[0]["tools"] == tools
+    assert [chat.tools is not None for chat in load_conversations(path)] == [True, False]
+
+
 # --- what it is asked ---------------------------------------------------------------------------------------------
 
 

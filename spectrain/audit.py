@@ -1,0 +1,119 @@
+"""The audit of a recipe's chats: what would be trained on, by the target's tokenizer alone, before anything is made."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import AutoConfig, AutoTokenizer
+
+from spectrain.attention import context
+from spectrain.config import DataConfig, Recipe, TargetConfig, load_recipe
+from spectrain.data.audit import Side, describe
+from spectrain.data.audit_table import table
+from spectrain.data.conversations import encode_usable, load_conversations
+from spectrain.data.dropped import ALWAYS
+from spectrain.data.preview import chosen, colours, render_row
+from spectrain.data.split import LeakReport, find_leaks
+from spectrain.data.template import set_template_kwargs
+from spectrain.drafters.vocabulary import draft_vocabulary
+from spectrain.errors import SpectrainError
+from spectrain.files import atomic_file, write_json
+from spectrain.traffic import read_traffic, usable
+
+
+def audit(options: argparse.Namespace) -> bool:
+    """Count what a recipe would train on and show some of it; whether ``prepare`` would take it."""
+    found = audit_recipe(load_recipe(options.recipe, options.overrides))
+    colour = colours(sys.stdout)
+    print(table(found.document))
+    print(f"What is trained on, supervised tokens {'in green' if colour else 'in [[ ]]'}:\n")
+    for row in chosen(found.sides["train"].rows):
+        print(render_row(row, found.tokenizer, colour))
+    print(f"\nnumbers: {found.folder / 'audit.json'}, {found.folder / 'audit.md'}")
+    return not found.stops
+
+
+@dataclass(frozen=True)
+class Audit:
+    """``document`` holds numbers, ids and places; ``sides`` the rows, for showing some. ``stops`` says why
+    ``prepare`` would refuse this traffic, if it would."""
+
+    document: dict[str, Any]
+    sides: dict[str, Side]
+    tokenizer: Any
+    stops: list[str]
+    folder: Path
+
+
+def load_tokenizer(config: TargetConfig) -> tuple[Any, int | None]:
+    """The target's tokenizer and its context in tokens, from its tokenizer files and config.json: no weights."""
+    try:
+        where: dict[str, Any] = {"revision": config.revision, "trust_remote_code": False}
+        tokenizer = AutoTokenizer.from_pretrained(config.name, **where)
+        settings = AutoConfig.from_pretrained(config.name, **where).get_text_config(decoder=True)
+    except Exception as error:  # each library that reads a part of the folder raises its own kinds
+        raise SpectrainError(
+            f"target {config.name!r}: its tokenizer and config.json do not load: {type(error).__name__}: {error}"
+        ) from error
+    return tokenizer, context(settings)
+
+
+def audit_recipe(recipe: Recipe) -> Audit:
+    """Count what the recipe would train on; ``data/audit.json`` and ``audit.md`` in its prepared folder.
+
+    Every bad row is counted, also where ``prepare`` would stop at the first. Answers by the target are counted where
+    they are there already; else those in the files.
+    """
+    tokenizer, limit = load_tokenizer(recipe.target)
+    set_template_kwargs(tokenizer, recipe.data.chat_template_kwargs)
+    data, folder = recipe.data, Path(recipe.prepared or recipe.output) / "data"
+    traffic = read_traffic(data, drop_bad=True, answers=recipe.regenerate is None)
+    leaks = find_leaks(traffic.train, traffic.heldout)
+    traffic = usable(recipe, traffic, tokenizer, limit)
+    sides = {}
+    for side, chats in traffic.sides.items():
+        answers = folder / f"{side}.jsonl"
+        made = recipe.regenerate is not None and answers.is_file()
+        chats = load_conversations(answers) if made else chats
+        rows, dropped = encode_usable(chats, tokenizer, data.max_length, drop_bad=True)
+        sides[side] = Side(chats, rows, traffic.dropped[side] + dropped, made)
+    stops = _stops(data, sides, leaks)
+    document = describe(sides, tokenizer, data.max_length, leaks, _draft_ids(recipe, sides["train"], tokenizer))
+    document |= {"target": recipe.target.name, "bad_rows": data.bad_rows, "split": traffic.split, "stops": stops,
+                 "answers_by_target": recipe.regenerate is not None}  # fmt: skip
+    write_json(folder / "audit.json", document)
+    with atomic_file(folder / "audit.md") as path:
+        path.write_text(table(document), encoding="utf-8")
+    return Audit(document, sides, tokenizer, stops, folder)
+
+
+def _stops(data: DataConfig, sides: Mapping[str, Side], leaks: LeakReport) -> list[str]:
+    found = []
+    if data.bad_rows == "error":
+        harmless = (*ALWAYS, "duplicate")
+        bad = sum(side.dropped.total - sum(side.dropped[reason] for reason in harmless) for side in sides.values())
+        found += [f"{bad} rows cannot be used (data.bad_rows=drop leaves them out)"] if bad else []
+    if leaks.leaks:
+        found.append(f"{len(leaks.leaks)} held-out conversations are also in training")
+    if data.near_duplicates == "error" and leaks.near_duplicates:
+        found.append(str(leaks))
+    return found
+
+
+def _draft_ids(recipe: Recipe, train: Side, tokenizer: Any) -> frozenset[int] | None:
+    """The ids that a drafter with a vocabulary of its own could name; None where it has the target's."""
+    _, columns = recipe.drafter.limits
+    if columns is None or not train.rows:
+        return None
+    size = max(tokenizer.get_vocab().values()) + 1
+    counts_V = torch.zeros(size, dtype=torch.long)
+    for row in train.rows:
+        answers = torch.tensor(row.ids)[torch.tensor(row.mask, dtype=torch.bool)]
+        counts_V += torch.bincount(answers, minlength=size)
+    return frozenset(draft_vocabulary(counts_V, columns, size).tolist())

@@ -1,0 +1,153 @@
+"""The audit of a recipe: numbers in files, text on the terminal only, no weights, and what would stop prepare."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+from spectrain import audit as auditing
+from spectrain import cli
+from spectrain.audit import audit_recipe
+from spectrain.config import load_recipe
+from spectrain.data.conversations import EncodedRow
+from spectrain.data.preview import GREEN, RESET, chosen, render_row
+from spectrain.errors import SpectrainError
+
+OWN = ("regenerate=null",)
+
+
+@pytest.fixture
+def recipe(make_recipe, tmp_path, chat_folder) -> Path:
+    """A recipe over chats with answers; of its target there are no weights."""
+    path = make_recipe(tmp_path)
+    bare = tmp_path / "bare"
+    shutil.copytree(chat_folder, bare, ignore=shutil.ignore_patterns("*.safetensors"))
+    path.write_text(path.read_text().replace(str(chat_folder), str(bare)), encoding="utf-8")
+    for name in ("train", "heldout"):
+        file = tmp_path / f"{name}.jsonl"
+        rows = [json.loads(line) | {"completion": f"hello {name}"} for line in file.read_text().splitlines()]
+        file.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    return path
+
+
+def add(folder: Path, *rows: object, name: str = "train") -> None:
+    with (folder / f"{name}.jsonl").open("a", encoding="utf-8") as file:
+        file.writelines((row if isinstance(row, str) else json.dumps(row)) + "\n" for row in rows)
+
+
+def test_the_numbers_of_a_clean_recipe(recipe, tmp_path):
+    found = audit_recipe(load_recipe(recipe, OWN))
+    document = json.loads((tmp_path / "run" / "data" / "audit.json").read_text())
+    assert document == found.document
+    assert found.stops == []
+    train, heldout = document["sides"]["train"], document["sides"]["heldout"]
+    rows = found.sides["train"].rows
+    assert (train["conversations"], train["rows"], heldout["rows"]) == (8, 8, 4)
+    assert train["tokens"] == sum(len(row.ids) for row in rows)
+    assert train["supervised_share"] == sum(sum(row.mask) for row in rows) / train["tokens"]
+    lengths = sorted(len(row.ids) for row in rows)
+    assert train["lengths"] == {"p50": lengths[4], "p95": lengths[-1], "max": lengths[-1]}
+    assert train["answers"] == {"by_target": False, "given": 8, "sampled_ids": 0, "retokenized": 0, "none": 0,
+                                "truncated": 0}  # fmt: skip
+    assert train["dropped"] == {"too_long": 0, "nothing_supervised": 0}
+    assert list(train["kinds"]) == ["sum/even", "sum/odd"]
+    assert document["near_duplicates"]["count"] == 0
+    assert document["template"]["kwargs"] == {}
+
+
+def test_coverage_is_the_share_of_answer_tokens_that_the_drafter_can_name(recipe):
+    """hello is one token of two words' answers; the vocabulary of one holds what is most frequent."""
+    found = audit_recipe(load_recipe(recipe, [*OWN, "drafter.draft_vocab_size=3"]))
+    counts: dict[int, int] = {}
+    for row in found.sides["train"].rows:
+        for token, asked in zip(row.ids, row.mask, strict=True):
+            counts[token] = counts.get(token, 0) + asked
+    best = sorted(counts, key=lambda token: (-counts[token], token))[:3]
+    train = found.document["sides"]["train"]
+    assert train["coverage"] == sum(counts[token] for token in best) / train["answer_tokens"]
+    assert 0 < train["coverage"] < 1
+    held = [t for r in found.sides["heldout"].rows for t, asked in zip(r.ids, r.mask, strict=True) if asked]
+    assert found.document["sides"]["heldout"]["coverage"] == sum(t in best for t in held) / len(held)
+    assert "| sum/even |" in (found.folder / "audit.md").read_text()
+    medusa = ("drafter={type: medusa}", "evaluation.k=[2]", "training.validation_depths=1")
+    assert audit_recipe(load_recipe(recipe, [*OWN, *medusa])).document["draft_vocabulary"] is None
+
+
+def test_every_bad_row_is_told_with_its_place_and_prepare_would_stop(recipe, tmp_path, capsys):
+    add(tmp_path, "{", {"prompt": " "}, {"prompt": "x " * 200, "completion": "y"}, {"prompt": "no answer"})
+    add(tmp_path, {"prompt": "new", "completion": "same"}, {"prompt": "new", "completion": "same"})
+    add(tmp_path, {"prompt": "5 + 5?", "completion": "leaked"}, name="heldout")
+    assert cli.guarded(cli.prepare, [str(recipe), "--audit", *OWN], "spectrain prepare") == 1
+    out = capsys.readouterr().out
+    document = json.loads((tmp_path / "run" / "data" / "audit.json").read_text())
+    train = document["sides"]["train"]
+    assert train["dropped"] == {"too_long": 1, "nothing_supervised": 1, "broken_json": 1, "empty_turn": 1}
+    assert train["dropped_at"]["broken_json"] == [f"{tmp_path / 'train.jsonl'}:9"]
+    assert train["duplicates"] == 1
+    assert len(document["leaks"]) == 1
+    assert "train.jsonl:6" in document["leaks"][0]
+    assert "heldout.jsonl:5" in document["leaks"][0]
+    assert "prepare stops: 2 rows cannot be used" in out
+    assert "prepare stops: 1 held-out conversations are also in training" in out
+    document = audit_recipe(load_recipe(recipe, [*OWN, "data.bad_rows=drop", "data.duplicates=drop"])).document
+    assert [why for why in document["stops"] if "rows" in why] == []
+    assert document["sides"]["train"]["dropped"]["duplicate"] == 1
+
+
+def test_text_of_the_traffic_is_shown_and_never_written(recipe, tmp_path, capsys):
+    add(tmp_path, {"prompt": "the secret word", "completion": "is \x1b[31mxyzzy"})
+    assert cli.guarded(cli.prepare, [str(recipe), "--audit", *OWN], "spectrain prepare") == 0
+    out = capsys.readouterr().out
+    assert "[[hello train<|im_end|>]]" in out  # not a terminal: marks instead of colours
+    assert "\x1b" not in out
+    files = list((tmp_path / "run").rglob("*"))
+    written = "".join(path.read_text() for path in files if path.is_file())
+    assert {path.name for path in files} == {"data", "audit.json", "audit.md"}
+    for word in ("hello train", "secret", "xyzzy"):
+        assert word not in written
+
+
+def test_answers_of_the_target_count_once_they_are_there(recipe, tmp_path):
+    before = audit_recipe(load_recipe(recipe))
+    assert "The target has not answered yet" in (before.folder / "audit.md").read_text()
+    for side, count in (("train", 3), ("heldout", 1)):
+        row = {"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]}
+        row |= {"prompt_ids": [1, 2], "answer_ids": [3], "retokenized": side == "heldout", "finished": "budget"}
+        lines = [json.dumps(row | {"id": str(i)}) for i in range(count)]
+        (before.folder / f"{side}.jsonl").write_text("\n".join(lines) + "\n")
+    after = audit_recipe(load_recipe(recipe)).document["sides"]
+    assert (after["train"]["answers"]["sampled_ids"], after["train"]["answers"]["truncated"]) == (3, 3)
+    assert after["heldout"]["answers"]["retokenized"] == 1
+    assert after["train"]["answers"]["by_target"] is True
+    assert after["train"]["tokens"] == 9
+
+
+def test_a_target_without_a_tokenizer_is_named(recipe, tmp_path):
+    (tmp_path / "bare" / "config.json").unlink()
+    with pytest.raises(SpectrainError, match=r"bare'?: its tokenizer and config\.json do not load"):
+        audit_recipe(load_recipe(recipe))
+
+
+def test_rows_are_shown_in_colour_by_kind_and_from_their_end(chat_target):
+    ids = chat_target.tokenizer.encode("hello hello hello")
+    row = EncodedRow("c", "k", ids, [0] * (len(ids) - 1) + [1])
+    assert render_row(row, chat_target.tokenizer, True).endswith(f" {GREEN}hello{RESET}")
+    long = EncodedRow("c", "k", ids * 200, [0] * (200 * len(ids)))
+    assert "tokens before\n" in render_row(long, chat_target.tokenizer, False)
+    rows = [EncodedRow(str(i), kind, [1], [1]) for i, kind in enumerate("aaab")]
+    assert [row.conversation for row in chosen(rows)] == ["0", "3", "1"]
+
+
+def test_colours_need_a_terminal_that_wants_them(monkeypatch):
+    class Terminal:
+        def __init__(self, real: bool) -> None:
+            self.isatty = lambda: real
+
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    assert auditing.colours(Terminal(True))
+    assert not auditing.colours(Terminal(False))
+    monkeypatch.setenv("NO_COLOR", "1")
+    assert not auditing.colours(Terminal(True))
