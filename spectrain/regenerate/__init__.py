@@ -32,7 +32,8 @@ def regenerate(target: Target, model_digest: str, conversations: Sequence[Conver
     Interrupted, it goes on where it stopped: finished answers lie in ``output`` + ".partial". A finished or partial
     file made with other prompts, another target or another sampler is an error. Prompts that leave no room for
     an answer in the target's context are an error that names the first. An answer cut at ``max_new_tokens`` is kept,
-    says so ("finished": "budget") and ends without an EOS; one whose ids a server did not give is "retokenized".
+    says so ("finished": "budget") and ends without an EOS. One whose ids a server did not give is "retokenized"; an EOS
+    that ended an answer and that a server left out of its ids is put back.
     """
     prompts = {c.id: render_prompt(c, target.tokenizer) for c in conversations}
     _check_room(target, prompts, config.max_new_tokens)

@@ -28,8 +28,8 @@ class Progress:
     def add(self, rows: Sequence[Row]) -> None:
         """Count finished rows and their tokens."""
         self._tokens += sum(len(row["answer_ids"]) for row in rows)
-        self._bar.update(len(rows))
         self._show()
+        self._bar.update(len(rows))
 
     def retried(self) -> None:
         """Count a request that has to be sent again."""

@@ -134,7 +134,7 @@ def hung_up(handler, _):
 
 
 def slow(handler, answer):
-    time.sleep(1.0)
+    time.sleep(4.0)
     with_reader_gone(handler, answer)
 
 
