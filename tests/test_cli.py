@@ -125,7 +125,7 @@ CHATS = {
     "messages is []": json.dumps({"messages": []}),
     "empty content": json.dumps({"messages": [{"role": "user", "content": " "}]}),
     "found a JSON list": "[1]",
-    "expected the assistant": json.dumps({"messages": [USER, USER]}),
+    "no user turn comes before it": json.dumps({"messages": [{"role": "assistant", "content": "a"}, USER]}),
 }
 
 

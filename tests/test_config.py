@@ -315,3 +315,12 @@ def test_what_would_fail_after_hours_fails_when_the_recipe_is_read(override, nam
 
 def test_a_chain_that_only_a_baseline_fills_is_left_to_it():
     assert load_recipe("recipes/smollm2-135m-instruct/medusa.yaml", ["evaluation.k=[2, 5]"]).evaluation.k == (2, 5)
+
+
+def test_settings_of_the_chat_template_leave_alone_what_is_set_for_every_chat(make_recipe, tmp_path):
+    path = make_recipe(tmp_path)
+    free = load_recipe(path, ["data.chat_template_kwargs.enable_thinking=false"])
+    assert free.data.chat_template_kwargs == {"enable_thinking": False}
+    for name in ("add_generation_prompt", "tools", "messages"):
+        with pytest.raises(SpectrainError, match=rf"data\.chat_template_kwargs: '{name}' is set for every chat"):
+            load_recipe(path, [f"data.chat_template_kwargs.{name}=false"])

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from spectrain.data.dropped import Dropped, RowError, leaving_out
-from spectrain.data.messages import Message, read_messages, read_tools
+from spectrain.data.messages import Message, plain_json, read_messages, read_tools
 from spectrain.data.rows import Row, read_rows
 from spectrain.data.template import ChatTemplate
 from spectrain.errors import SpectrainError
@@ -112,8 +112,10 @@ def parse_conversation(row: Row, place: str, taken: Iterable[str] = ()) -> Conve
     tools = (read_tools(row["tools"], place) if "tools" in row else None) or None
     name = _id(row, place) if "id" in row else _content_id(messages, tools, taken)
     finished = row["finished"] not in CUT_SHORT if "finished" in row else None
-    return Conversation(name, messages, kind, template, slots, **sampled, tools=tools, finished=finished,
+    conversation = Conversation(name, messages, kind, template, slots, **sampled, tools=tools, finished=finished,
                         retokenized=row.get("retokenized") is True, place=place)  # fmt: skip
+    plain_json([conversation.labels, slots], "bad_row", f"{place}: labels")
+    return conversation
 
 
 def _id(row: Row, place: str) -> str:

@@ -51,7 +51,7 @@ def read_tools(value: Any, place: str) -> tuple[Mapping[str, Any], ...]:
     tools = _json(value, f"{place}: tools") if isinstance(value, str) else value
     if not isinstance(tools, list) or not all(isinstance(tool, dict) for tool in tools):
         raise RowError("bad_tools", f"{place}: tools is {value!r:.60}, expected a list of JSON schemas")
-    return tuple(_tool(tool) for tool in _plain(tools, f"{place}: tools"))
+    return tuple(_tool(tool) for tool in plain_json(tools, "bad_tools", f"{place}: tools"))
 
 
 def _tool(tool: dict[str, Any]) -> dict[str, Any]:
@@ -111,7 +111,9 @@ def _message(entry: Any, where: str, allow_empty_answer: bool) -> Message:
 
 def _extra(role: str, entry: Row, where: str) -> dict[str, Any]:
     if role == "tool":
-        return {key: entry[key] for key in ("tool_call_id", "name") if isinstance(entry.get(key), str)}
+        return {
+            key: _encodable(entry[key], where) for key in ("tool_call_id", "name") if isinstance(entry.get(key), str)
+        }
     found: dict[str, Any] = {}
     if role != "assistant":
         return found
@@ -146,7 +148,7 @@ def _calls(calls: Any, where: str) -> list[dict[str, Any]]:
             raise RowError("bad_tools", f"{where}: arguments of tool call {number} are no JSON object")
         name = {"id": call["id"]} if isinstance(call.get("id"), str) else {}
         found.append({**name, "type": "function", "function": {"name": function["name"], "arguments": arguments}})
-    return list(_plain(found, f"{where}: tool_calls"))
+    return list(plain_json(found, "bad_tools", f"{where}: tool_calls"))
 
 
 def _json(text: str, where: str) -> Any:
@@ -156,12 +158,12 @@ def _json(text: str, where: str) -> Any:
         raise RowError("bad_tools", f"{where}: not valid JSON ({type(error).__name__}); mend it") from error
 
 
-def _plain(value: Any, where: str) -> Any:
+def plain_json(value: Any, reason: str, where: str) -> Any:
     """``value``, if it can be written down again: no NaN, no half characters."""
     try:
         json.dumps(value, allow_nan=False, ensure_ascii=False).encode()
     except (ValueError, TypeError) as error:
-        raise RowError("bad_tools", f"{where}: {type(error).__name__}, expected plain JSON in UTF-8") from error
+        raise RowError(reason, f"{where}: {type(error).__name__}, expected plain JSON in UTF-8") from error
     return value
 
 

@@ -203,6 +203,8 @@ BOT = {"role": "assistant", "content": "b"}
         ({"messages": [{"role": "tool", "content": "a"}, BOT]}, "no user turn"),
         ({"prompt": "a \ud800"}, "half a surrogate pair"),
         (GOOD, r"id 'good' was already used at .*chats\.jsonl:1"),
+        ({"id": "\ud800", "prompt": "a"}, "labels: UnicodeEncodeError, expected plain JSON"),
+        ({"slots": {"a": "\ud800"}, "prompt": "a"}, "labels: UnicodeEncodeError"),
         ({"id": "", "prompt": "a"}, "id is '', expected text or an integer"),
         ({"kind": 3, "prompt": "a"}, "kind is 3, expected str"),
         ({"slots": [1], "prompt": "a"}, r"slots is \[1\], expected dict"),
