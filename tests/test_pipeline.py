@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from spectrain import bundle as bundles
-from spectrain import checkpoints, cli, config, pipeline, regenerate
+from spectrain import checkpoints, cli, config, pipeline
 from spectrain.bundle import load_drafter, read_bundle, save_drafter
 from spectrain.config import load_recipe
 from spectrain.data import features
@@ -22,12 +22,13 @@ from spectrain.errors import SpectrainError
 from spectrain.evaluation import acceptance
 from spectrain.evaluation.document import read_document
 from spectrain.pipeline import Run
+from spectrain.regenerate import local
 from spectrain.speculator import _ids, load_bundle
 from spectrain.target import load_target
 from spectrain.training import Trainer
 
 WORK = {  # what a stage must not do twice: the module and the function that does it
-    "answer": (regenerate, "generate_batch"),
+    "answer": (local, "generate_batch"),
     "extract": (features, "row_features"),
     "step": (Trainer, "_step"),
     "checkpoint": (checkpoints.Checkpoints, "save"),

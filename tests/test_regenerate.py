@@ -4,12 +4,12 @@ import json
 
 import pytest
 
-from spectrain import regenerate as module
 from spectrain.data.conversations import encode_all, load_conversations, parse_conversation, render_prompt
 from spectrain.decoding import generate_plain
 from spectrain.errors import SpectrainError
 from spectrain.exact.sampler import Sampler
 from spectrain.regenerate import RegenerateConfig, regenerate
+from spectrain.regenerate import local as module
 
 CONFIG = RegenerateConfig(sampler=Sampler(1.0), max_new_tokens=10, batch_size=2, seed=3)
 WEIGHTS = "w" * 64
