@@ -11,6 +11,7 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import torch
 from accelerate import Accelerator, PartialState
@@ -74,7 +75,7 @@ def whole(module: nn.Module) -> Iterator[None]:
 
     Without sharding nothing happens. What is changed inside is lost.
     """
-    sharded = [
+    sharded: list[tuple[nn.Module, str, Any]] = [
         (part, name, parameter)
         for part in module.modules()
         for name, parameter in part._parameters.items()
