@@ -11,7 +11,7 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import cast
+from typing import Any
 
 import torch
 from accelerate import Accelerator, PartialState
@@ -75,7 +75,7 @@ def whole(module: nn.Module) -> Iterator[None]:
 
     Without sharding nothing happens. What is changed inside is lost.
     """
-    sharded = [
+    sharded: list[tuple[nn.Module, str, Any]] = [
         (part, name, parameter)
         for part in module.modules()
         for name, parameter in part._parameters.items()
@@ -85,7 +85,7 @@ def whole(module: nn.Module) -> Iterator[None]:
     for part, name, parameter in sharded:
         if id(parameter) not in gathered:
             with torch.no_grad():
-                gathered[id(parameter)] = nn.Parameter(cast(DTensor, parameter).full_tensor(), requires_grad=False)
+                gathered[id(parameter)] = nn.Parameter(parameter.full_tensor(), requires_grad=False)
         part._parameters[name] = gathered[id(parameter)]
     try:
         yield
