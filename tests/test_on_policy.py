@@ -374,7 +374,7 @@ tests, lab, out, accumulation, prompts = sys.argv[1:]
 sys.path.insert(0, tests)
 import json
 import torch
-from conftest import build_target
+from tiny import build_target
 from spectrain.data.features import INDEX, FeatureStore
 from spectrain.drafters.language_model import LanguageModelConfig, LanguageModelDrafter
 from spectrain.drafters.objective import LossConfig

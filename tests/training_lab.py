@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from conftest import build_rows, build_store, build_target
 from safetensors.torch import save_file
+from tiny import build_rows, build_store, build_target
 
 from spectrain.drafters.base import TrainableDrafter
 from spectrain.drafters.eagle import EagleConfig, EagleDrafter

@@ -413,7 +413,7 @@ tests, folder = sys.argv[1:]
 sys.path.insert(0, tests)
 import torch
 torch.set_num_threads(1)
-from conftest import build_rows, build_target
+from tiny import build_rows, build_target
 from spectrain.data.features import INDEX, extract_features, store_key
 
 target = build_target("llama", dtype=torch.float32)

@@ -10,12 +10,12 @@ import torch
 import yaml
 from messy_chats import ROWS, write_messy_chats
 from serving import Serving, running
+from templates import CHATML, byte_tokenizer
+from tiny import build_model
 
 from spectrain import cli
 from spectrain.regenerate import client
 from spectrain.target import load_target
-from tests.conftest import build_model
-from tests.data.templates import CHATML, byte_tokenizer
 
 LENGTH = 420
 
