@@ -14,12 +14,12 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from accelerate import PartialState
 from tqdm import tqdm
 
 from spectrain.bundle import load_drafter
 from spectrain.checkpoints import Metrics
 from spectrain.config import Recipe, load_recipe
+from spectrain.distributed import processes
 from spectrain.drafters.scoring import score_batch
 from spectrain.errors import SpectrainError
 from spectrain.evaluation.variants import RowScores, compare, markdown
@@ -27,7 +27,7 @@ from spectrain.files import file_digest, json_digest, write_json
 from spectrain.manifest import MANIFEST_FILE
 from spectrain.pipeline import Prepared, Run
 
-SETTLES_STEPS = ("epochs", "micro_batch_tokens", "accumulation")
+SETTLES_STEPS = ("epochs", "steps", "micro_batch_tokens", "accumulation")
 SCORES = "heldout_scores.json"
 
 
@@ -54,10 +54,12 @@ class Ablation:
         return self.output / f"{variant.name}-{seed}"
 
     def recipe_of(self, variant: Variant, seed: int) -> Recipe:
+        # Of its last step: the best one is chosen on the rows that the runs are compared on.
+        everywhere = ["training.select=last", *self.overrides]
         base = load_recipe(self.recipe, self.overrides)
         places = {"output": self.folder(variant, seed), "prepared": base.prepared or base.output}
         own = [f"{key}={json.dumps(str(place))}" for key, place in places.items()]
-        return load_recipe(self.recipe, [*self.overrides, *variant.overrides, f"training.seed={seed}", *own])
+        return load_recipe(self.recipe, [*everywhere, *variant.overrides, f"training.seed={seed}", *own])
 
 
 def parse_variant(text: str) -> Variant:
@@ -114,7 +116,7 @@ def _check(ablation: Ablation, base: Recipe, runs: Sequence[tuple[Variant, int]]
     for what, values in (("--variant", [v.name for v in ablation.variants]), ("--seeds", [*map(str, ablation.seeds)])):
         if not values or len(set(values)) < len(values):
             raise SpectrainError(f"{what}: found {', '.join(values) or 'none'}, expected one or more, each once")
-    if PartialState().num_processes > 1:
+    if processes().num_processes > 1:
         raise SpectrainError("an ablation is one process; start it with python, not with accelerate launch or torchrun")
     first = ablation.recipe_of(*runs[0])
     for variant, seed in runs:

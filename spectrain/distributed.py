@@ -25,8 +25,22 @@ from spectrain.errors import SpectrainError
 
 
 def processes() -> PartialState:
-    """The processes that this one was started among. Accelerate's own first look overlooks those on CPUs."""
-    return PartialState(cpu=os.environ.get("ACCELERATE_USE_CPU", "").lower() in ("1", "true", "yes", "on"))
+    """The processes that this one was started among. Accelerate's own first look overlooks those on CPUs.
+
+    SpectrainError where they do not see each other: two that both believe to be the first corrupt a run.
+    """
+    state = PartialState(cpu=os.environ.get("ACCELERATE_USE_CPU", "").lower() in ("1", "true", "yes", "on"))
+    _check_world(state.num_processes)  # here, so that it is said before anything is prepared
+    return state
+
+
+def _check_world(seen: int) -> None:
+    world = int(os.environ.get("WORLD_SIZE", "1"))
+    if world != seen:
+        raise SpectrainError(
+            f"WORLD_SIZE is {world} but Accelerate sees {seen} process(es): each would believe it is alone and "
+            "overwrite the others. On CPUs start with `torchrun --nproc-per-node N` and ACCELERATE_USE_CPU=true"
+        )
 
 
 def start_accelerator(folder: Path, *, precision: str, seed: int, tracker: str) -> Accelerator:
@@ -34,13 +48,7 @@ def start_accelerator(folder: Path, *, precision: str, seed: int, tracker: str) 
     version 2."""
     accelerator = Accelerator(mixed_precision=precision, log_with=None if tracker == "none" else tracker,
                               project_dir=folder)  # fmt: skip
-    world = int(os.environ.get("WORLD_SIZE", "1"))
-    if world != accelerator.num_processes:
-        raise SpectrainError(
-            f"WORLD_SIZE is {world} but Accelerate sees {accelerator.num_processes} process(es): each would believe it "
-            "is alone and overwrite the others. On CPUs start with `torchrun --nproc-per-node N` and "
-            "ACCELERATE_USE_CPU=true"
-        )
+    _check_world(accelerator.num_processes)
     plugin = getattr(accelerator.state, "fsdp_plugin", None)
     if plugin is not None:
         if plugin.fsdp_version != 2:

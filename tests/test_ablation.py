@@ -228,7 +228,7 @@ def test_the_recipes_own_output_is_not_trained_into(prepared):
 
 
 def test_several_processes_are_refused(prepared, tmp_path, monkeypatch):
-    monkeypatch.setattr(module, "PartialState", lambda: type("State", (), {"num_processes": 2}))
+    monkeypatch.setattr(module, "processes", lambda: type("State", (), {"num_processes": 2}))
     assert "one process" in refusal(run_ablation, asked(prepared, tmp_path / "out", GOOD))
 
 

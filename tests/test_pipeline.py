@@ -795,3 +795,12 @@ def test_a_spread_target_is_for_one_process(recipe, monkeypatch):
     monkeypatch.setattr(pipeline, "processes", lambda: SimpleNamespace(num_processes=2, device=torch.device("cpu")))
     with pytest.raises(SpectrainError, match=r"target\.device_map .* 2 processes"):
         run.target  # noqa: B018 (loads it)
+
+
+def test_processes_that_do_not_see_each_other_are_refused_before_anything_is_prepared(recipe, counter, monkeypatch):
+    run = fresh(recipe)
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(SpectrainError, match=r"WORLD_SIZE is 2 but Accelerate sees 1 process"):
+        run.train()
+    assert not counter.calls["answer"]
+    assert not run.folder.exists()
