@@ -94,7 +94,7 @@ def _joined(parts: Iterable[tuple[str, ...]]) -> tuple[str, ...]:
 
 
 def _side(name: str, tokenizer: Any, config: dict[str, Any], generation: dict[str, Any], folder: Path | None) -> Side:
-    rows = config.get("vocab_size", config.get("text_config", {}).get("vocab_size"))
+    rows = config.get("vocab_size") or (config.get("text_config") or {}).get("vocab_size")
     if rows is not None:
         check_rows(tokenizer, rows)
     eos_ids = _ids(generation["eos_token_id"], tokenizer) if "eos_token_id" in generation else None
@@ -122,7 +122,11 @@ def _loaded(name: str, load: Any) -> Any:
     except SpectrainError:
         raise
     except Exception as error:  # each library that reads a part of it raises its own kinds
-        raise SpectrainError(f"the tokenizer of {name} does not load: {type(error).__name__}: {error}") from error
+        reason = next(iter(str(error).strip().splitlines()), "").rstrip(": ")
+        raise SpectrainError(
+            f"the tokenizer of {name} does not load ({type(error).__name__}: {reason}); expected tokenizer.json, or "
+            "files that the installed libraries can convert to one"
+        ) from error
     if hasattr(found, "get_vocab") and not found.get_vocab():
         raise SpectrainError(f"{name} has no tokenizer files; expected tokenizer.json and tokenizer_config.json")
     return found
