@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 
 from spectrain.cli_options import RECIPE, command_parser, greedy_check, measurement, recipe_command, variants
 from spectrain.errors import SpectrainError
+from spectrain.publishing import publish
 
 
 def prepare(arguments: Sequence[str], name: str = "spectrain prepare") -> int:
@@ -236,6 +237,7 @@ COMMANDS: dict[str, Callable[..., int | None]] = {
     "convert-gguf": convert_gguf,
     "estimate": estimate,
     "prove": prove,
+    "publish": publish,
 }
 
 
