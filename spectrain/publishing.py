@@ -16,8 +16,8 @@ def publish(arguments: Sequence[str], name: str = "spectrain publish") -> None:
     parser = command_parser(
         name,
         "Publish a bundle with its acceptance report, its picture and a model card made from them, in one commit that\n"
-        "is read back. Only the bundle's own files leave, without paths of this machine; a bundle that was not measured,\n"
-        "or whose target others cannot fetch, is refused. The token comes from HF_TOKEN or hf auth login.",
+        "is read back. Only the bundle's own files leave, without paths of this machine; a bundle that was not\n"
+        "measured, or whose target others cannot fetch, is refused. The token comes from HF_TOKEN or hf auth login.",
         f"{name} runs/quickstart/bundle ORG/NAME --license apache-2.0 --target ORG/MODEL --target-revision COMMIT \\\n"
         "      --traffic runs/quickstart/data/train.jsonl --dry-run",
         "0 published, or all of it was there; 1 disk or permissions",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -81,7 +82,8 @@ def check_traffic(files: Mapping[str, bytes | Path], traffic: Sequence[str], tem
 
 def _sayings(traffic: Sequence[str]) -> set[str]:
     found = set()
-    for conversation in load_conversations(traffic):
+    # One by one: files of one run, before and after it, share their ids.
+    for conversation in itertools.chain.from_iterable(load_conversations(file) for file in traffic):
         for message in conversation.messages:
             for text in (message.content, *_leaves(message.extra)):
                 words = _words(text)

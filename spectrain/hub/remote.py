@@ -127,15 +127,15 @@ def _outcome(api: HfApi, repo: str, branch: str, head: str) -> str:
     try:
         now = api.model_info(repo, revision=branch).sha
     except _FAILURES:
-        return f"what {branch} holds now could not be asked; it was at {head}"
+        return f"what the branch {branch} holds now could not be asked; it was at {head}"
     if now == head:
-        return f"{branch} is as it was, at {head}; the same command starts again"
-    return f"{branch} has moved from {head} to {now}: look at it, then publish again on top of it"
+        return f"the branch {branch} is as it was, at {head}; the same command starts again"
+    return f"the branch {branch} has moved from {head} to {now}: look at it, then publish again on top of it"
 
 
 @contextlib.contextmanager
 def _explained(repo: str, outcome: Callable[[], str]) -> Iterator[None]:
-    """Failures of the Hub and on the way to it, in words, with what is there now. Never a token, nor a signed address."""
+    """Failures of the Hub and on the way to it, in words, with what is there now; without tokens or signed links."""
     try:
         yield
     except SpectrainError:
@@ -158,5 +158,6 @@ def _reason(error: BaseException, repo: str) -> str:
         409: "it was changed at the same time",
         412: "it was changed at the same time",
     }
-    parts = (f"status {status}", reasons.get(status), cause.server_message)
+    hint = reasons.get(status) if cause is error else None  # storage has reasons of its own
+    parts = (f"status {status}", hint, cause.server_message)
     return f"{file}{': '.join(part for part in parts if part)}"
