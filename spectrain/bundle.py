@@ -44,7 +44,7 @@ __all__ = [
     "target_of",
     "unbound_drafter",
 ]
-ADDED_LATER = {"README.md", "acceptance.json", "ranks.json"}
+ADDED_LATER = {"README.md", "acceptance.json", "ranks.json", "report.png"}
 _LIBRARIES = ("torch", "transformers", "tokenizers", "safetensors", "huggingface_hub")
 
 

@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from spectrain.check import check
 from spectrain.cli_options import RECIPE, command_parser, greedy_check, measurement, recipe_command, variants
 from spectrain.errors import SpectrainError
+from spectrain.publishing import publish
 
 
 def prepare(arguments: Sequence[str], name: str = "spectrain prepare") -> int:
@@ -238,6 +239,7 @@ COMMANDS: dict[str, Callable[..., int | None]] = {
     "estimate": estimate,
     "prove": prove,
     "check": check,
+    "publish": publish,
 }
 
 

@@ -32,6 +32,7 @@ from spectrain.interop._llama_layer import (
 )
 
 NAME = "vllm eagle"
+VLLM_METHOD = "eagle"
 DRAFTER = EagleDrafter
 ARCHITECTURE = "EagleLlamaForCausalLM"
 TAP_CONVENTION = "no taps: the feature is the last hidden state after the final norm, which the head reads"
