@@ -7,6 +7,7 @@ import errno
 import sys
 from collections.abc import Callable, Sequence
 
+from spectrain.checkpoint_commands import CHECKPOINT_COMMANDS
 from spectrain.cli_options import RECIPE, command_parser, greedy_check, measurement, recipe_command, variants
 from spectrain.errors import SpectrainError
 
@@ -236,6 +237,7 @@ COMMANDS: dict[str, Callable[..., int | None]] = {
     "convert-gguf": convert_gguf,
     "estimate": estimate,
     "prove": prove,
+    **CHECKPOINT_COMMANDS,
 }
 
 
