@@ -66,7 +66,7 @@ def export_checkpoint(bundle: Path, name: str, folder: Path, target: Target, *, 
         if verify:
             drafter = unbound_drafter(contents).to(target.device)
             drafter.bind(target)
-            check_reload(partial, drafter, target)
+            check_reload(partial, drafter, target, name=folder)
 
 
 def import_checkpoint(
@@ -105,7 +105,7 @@ def import_checkpoint(
             imported_from=record,
         )
         if verify:
-            check_reload(partial, drafter, target)
+            check_reload(partial, drafter, target, name=bundle)
     return manifest, (*native.notes, *notes, *not_checked)
 
 

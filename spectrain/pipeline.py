@@ -204,7 +204,7 @@ class Run:
                 with atomic_folder(self.bundle) as partial:
                     shutil.copytree(chosen, partial, dirs_exist_ok=True)
                     if self.recipe.training.verify_bundle:
-                        check_reload(partial, drafter, self.target)
+                        check_reload(partial, drafter, self.target, name=self.bundle)
                     self._write_ranks(partial, drafter, prepared.train_store)
         processes().wait_for_everyone()
         self.say(f"bundle: {self.bundle} ({trainer.choice})")

@@ -35,11 +35,13 @@ _PARTS, _ANSWERS = "parts.safetensors", "answers.safetensors"
 _SHOWN = 800  # characters of a failed process's last words
 
 
-def check_reload(folder: Path, drafter: TrainableDrafter, target: Target) -> None:
+def check_reload(folder: Path, drafter: TrainableDrafter, target: Target, *, name: Path | None = None) -> None:
     """SpectrainError unless a fresh process makes the same drafter of a bundle, or of a checkpoint in a known layout.
 
-    ``drafter`` lies on the target's device and is bound to it, before and after.
+    ``drafter`` lies on the target's device and is bound to it, before and after. ``name`` is what messages call a
+    folder that is not in its place yet.
     """
+    name = name or folder
     device = str(target.device)
     saved, training = drafter.as_saved(), drafter.training
     with tempfile.TemporaryDirectory(prefix="spectrain-") as work:
@@ -52,9 +54,11 @@ def check_reload(folder: Path, drafter: TrainableDrafter, target: Target) -> Non
             drafter.train(training)
             _, said = process.communicate()
         if process.returncode != 0:
-            raise SpectrainError(f"{folder} does not load in a fresh process: {said.strip()[-_SHOWN:]}")
+            raise SpectrainError(
+                f"{name} does not load in a fresh process, so it is not kept: {said.strip()[-_SHOWN:]}"
+            )
         found = load_file(Path(work) / _ANSWERS)
-    _compare(folder, expected, found)
+    _compare(name, expected, found)
 
 
 def answers(drafter: TrainableDrafter, parts: TargetParts) -> dict[str, Tensor]:
@@ -81,18 +85,20 @@ def answers(drafter: TrainableDrafter, parts: TargetParts) -> dict[str, Tensor]:
     return {name: tensor.contiguous().clone() for name, tensor in found.items()}
 
 
-def _compare(folder: Path, expected: Mapping[str, Tensor], found: Mapping[str, Tensor]) -> None:
+def _compare(where: Path, expected: Mapping[str, Tensor], found: Mapping[str, Tensor]) -> None:
     for name in sorted({*expected, *found}, reverse=True):  # tokens before the laws that explain them
         ours, theirs = expected.get(name), found.get(name)
         if ours is None or theirs is None or ours.shape != theirs.shape:
             shapes = [None if side is None else list(side.shape) for side in (ours, theirs)]
-            raise SpectrainError(f"{folder}: read back in a fresh process, {name} are {shapes[1]}, here {shapes[0]}")
-        if not torch.equal(ours, theirs):
-            gap = float((ours.double() - theirs.double()).abs().max())
-            raise SpectrainError(
-                f"{folder} is not what was trained: read back in a fresh process, {name} differ by up to {gap:.3g}. "
-                "Nothing of it was kept; the run's checkpoints are. training.verify_bundle=false leaves this check out"
-            )
+            told = f"are {shapes[1]}, expected {shapes[0]}"
+        elif not torch.equal(ours, theirs):
+            told = f"differ by up to {float((ours.double() - theirs.double()).abs().max()):.3g}"
+        else:
+            continue
+        raise SpectrainError(
+            f"{where}, read back in a fresh process, is not the drafter that was written, so it is not kept: the "
+            f"{name} of made-up positions {told}. Try again; if it stays so, this is a fault of spectrain"
+        )
 
 
 def _start(folder: Path, work: Path, device: str) -> subprocess.Popen[str]:

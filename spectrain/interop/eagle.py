@@ -73,9 +73,10 @@ def recognises(config: Mapping[str, Any]) -> bool:
     return config.get("architectures") == [ARCHITECTURE]
 
 
-def to_checkpoint(settings: EagleSettings, tensors: Mapping[str, Tensor]) -> tuple[dict[str, Any], dict[str, Tensor]]:
+def to_checkpoint(
+    settings: EagleSettings, tensors: Mapping[str, Tensor], where: str = "the EAGLE drafter"
+) -> tuple[dict[str, Any], dict[str, Tensor]]:
     """config.json and tensors that vLLM loads; raises SpectrainError on anything it would load wrongly."""
-    where = "the EAGLE drafter"
     check_layer(settings.layer_config, where, where)
     _check_tensors(settings, tensors, where)
     layer = {key: settings.layer_config[key] for key in LAYER_KEYS}

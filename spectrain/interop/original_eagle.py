@@ -70,5 +70,5 @@ def to_native(config: Mapping[str, Any], tensors: Mapping[str, Tensor], parts: T
         )
     kept, embedding = borrowed_or_own(tensors, parts.embedding_weight)
     kept.pop(_BIAS, None)
-    native, kept = eagle.to_checkpoint(settings, kept)
+    native, kept = eagle.to_checkpoint(settings, kept, where)
     return Native(native, kept, {"type": eagle.DRAFTER_TYPE, "embedding": embedding})

@@ -93,7 +93,7 @@ def to_native(config: Mapping[str, Any], tensors: Mapping[str, Tensor], parts: T
     theirs = {name.replace(_OURS, _THEIRS, 1): shape for name, shape in expected.items()}
     check_shapes(tensors, theirs, {EMBEDDING}, where)  # under the names that the file has
     ours = {name.replace(_THEIRS, _OURS, 1): tensor for name, tensor in kept.items()}
-    native, ours = speculators_eagle3.to_checkpoint(settings, ours)
+    native, ours = speculators_eagle3.to_checkpoint(settings, ours, where)
     return Native(native, ours, notes=(f"it reads what enters the target's layers {list(taps)}: {how}",))
 
 

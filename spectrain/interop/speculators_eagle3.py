@@ -113,9 +113,10 @@ def recognises(config: Mapping[str, Any]) -> bool:
     return config.get("speculators_model_type") == "eagle3" or config.get("architectures") == [ARCHITECTURE]
 
 
-def to_checkpoint(settings: Eagle3Settings, tensors: Mapping[str, Tensor]) -> tuple[dict[str, Any], dict[str, Tensor]]:
+def to_checkpoint(
+    settings: Eagle3Settings, tensors: Mapping[str, Tensor], where: str = "the EAGLE-3 drafter"
+) -> tuple[dict[str, Any], dict[str, Tensor]]:
     """config.json and tensors that vLLM loads; raises SpectrainError on anything it would load wrongly."""
-    where = "the EAGLE-3 drafter"
     _check_settings(settings, where)
     _check_tensors(settings, tensors, where)
     proposal = {
