@@ -29,7 +29,15 @@ from spectrain.identity import (
     target_identity,
     tokenizer_identity,
 )
-from spectrain.manifest import MANIFEST_FILE, Manifest, TargetRecord, TokenizerRecord, read_manifest, target_of
+from spectrain.manifest import (
+    MANIFEST_FILE,
+    ImportRecord,
+    Manifest,
+    TargetRecord,
+    TokenizerRecord,
+    read_manifest,
+    target_of,
+)
 from spectrain.target import Target
 
 __all__ = [
@@ -75,6 +83,7 @@ def save_bundle(
     data_digests: Mapping[str, str],
     eos_ids: Sequence[int] = (),
     write_more: Callable[[Path], None] = lambda folder: None,
+    imported_from: ImportRecord | None = None,
 ) -> Manifest:
     """Write a bundle at ``folder``, whole or not at all; an earlier bundle there is replaced.
 
@@ -84,9 +93,7 @@ def save_bundle(
     the bundle's target from then on, derived from ``target``.
     """
     folder = Path(folder)
-    ours = not folder.exists() or (folder / MANIFEST_FILE).is_file()
-    if not ours and (not folder.is_dir() or any(folder.iterdir())):
-        raise SpectrainError(f"{folder} exists and is no bundle: choose another folder, or empty it")
+    check_place(folder)
     format_ = interop.format_of_config(config, str(folder))
     settings, tensors = format_.from_checkpoint(config, tensors, str(folder))
     identity = tokenizer_identity(tokenizer, eos_ids)
@@ -119,9 +126,17 @@ def save_bundle(
             data_digests=dict(data_digests),
             versions={name: importlib.metadata.version(name) for name in _LIBRARIES},
             files={name: file_digest(partial / name) for name in sorted(interop.list_files(partial))},
+            imported_from=imported_from,
         )
         write_json(partial / MANIFEST_FILE, manifest.model_dump(mode="json"))
     return manifest
+
+
+def check_place(folder: Path) -> None:
+    """SpectrainError where a bundle at ``folder`` would replace what is none."""
+    ours = not folder.exists() or (folder / MANIFEST_FILE).is_file()
+    if not ours and (not folder.is_dir() or any(folder.iterdir())):
+        raise SpectrainError(f"{folder} exists and is no bundle: choose another folder, or empty it")
 
 
 def save_drafter(
@@ -191,7 +206,7 @@ def read_bundle(folder: Path | str) -> BundleContents:
             )
     tokenizer = load_tokenizer(folder)
     identity = tokenizer_identity(tokenizer, manifest.tokenizer.eos_ids)
-    notes = check_tokenizer(folder, manifest, identity)
+    notes = check_tokenizer(folder, manifest, identity) + unchecked(manifest)
     return BundleContents(folder, manifest, config, settings, tensors, tokenizer, identity, notes)
 
 
@@ -246,6 +261,12 @@ def _storage_dtype(tensors: Mapping[str, Tensor]) -> str:
 def _vocabulary_digest(format_: interop.Format, tensors: Mapping[str, Tensor]) -> str | None:
     ids_D = format_.draft_vocabulary(tensors)
     return None if ids_D is None else json_digest(ids_D.tolist())
+
+
+def unchecked(manifest: Manifest) -> tuple[str, ...]:
+    """What nobody could check when a checkpoint from elsewhere became a bundle."""
+    origin = manifest.imported_from
+    return () if origin is None else tuple(f"imported from {origin.layout}: {what}" for what in origin.not_checked)
 
 
 def check_tokenizer(folder: Path, manifest: Manifest, identity: TokenizerIdentity) -> tuple[str, ...]:

@@ -8,6 +8,7 @@ import sys
 from collections.abc import Callable, Sequence
 
 from spectrain.check import check
+from spectrain.checkpoint_commands import CHECKPOINT_COMMANDS
 from spectrain.cli_options import RECIPE, command_parser, greedy_check, measurement, recipe_command, variants
 from spectrain.errors import SpectrainError
 from spectrain.publishing import publish
@@ -240,6 +241,7 @@ COMMANDS: dict[str, Callable[..., int | None]] = {
     "prove": prove,
     "check": check,
     "publish": publish,
+    **CHECKPOINT_COMMANDS,
 }
 
 
