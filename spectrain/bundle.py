@@ -52,7 +52,7 @@ __all__ = [
     "target_of",
     "unbound_drafter",
 ]
-ADDED_LATER = {"README.md", "acceptance.json", "ranks.json"}
+ADDED_LATER = {"README.md", "acceptance.json", "ranks.json", "report.png"}
 _LIBRARIES = ("torch", "transformers", "tokenizers", "safetensors", "huggingface_hub")
 
 
@@ -100,7 +100,7 @@ def save_bundle(
     with atomic_folder(folder) as partial:
         interop.write_checkpoint(partial, config, tensors)
         tokenizer.save_pretrained(partial)
-        comparison = compare(identity, tokenizer_identity(_load_tokenizer(partial), eos_ids))
+        comparison = compare(identity, tokenizer_identity(load_tokenizer(partial), eos_ids))
         if comparison.level != "identical":
             raise SpectrainError(f"the tokenizer changes when saved: {comparison.first_difference}")
         write_more(partial)
@@ -204,9 +204,9 @@ def read_bundle(folder: Path | str) -> BundleContents:
             raise SpectrainError(
                 f"{folder}: {field} is {found!r} in the checkpoint, {getattr(manifest, field)!r} in {MANIFEST_FILE}"
             )
-    tokenizer = _load_tokenizer(folder)
+    tokenizer = load_tokenizer(folder)
     identity = tokenizer_identity(tokenizer, manifest.tokenizer.eos_ids)
-    notes = _check_tokenizer(folder, manifest, identity) + unchecked(manifest)
+    notes = check_tokenizer(folder, manifest, identity) + unchecked(manifest)
     return BundleContents(folder, manifest, config, settings, tensors, tokenizer, identity, notes)
 
 
@@ -246,10 +246,10 @@ def resolve_bundle(name_or_path: str | Path, revision: str | None = None) -> Pat
         raise SpectrainError(f"no folder {name}, and the Hub did not give it{at}: {error}") from error
 
 
-def _load_tokenizer(folder: Path) -> Any:
-    """The tokenizer of the folder, whose config.json may be of a kind that servers know and transformers does not."""
-    foreign = interop.read_config(folder).get("model_type") not in CONFIG_MAPPING
-    config = {"config": PreTrainedConfig()} if foreign else {}  # else it would be read, with a warning
+def load_tokenizer(folder: Path) -> Any:
+    """The tokenizer of a folder whose config.json, if any, may be of a kind that only servers know."""
+    known = (folder / "config.json").is_file() and interop.read_config(folder).get("model_type") in CONFIG_MAPPING
+    config = {} if known else {"config": PreTrainedConfig()}  # else it would be read, with a warning
     return AutoTokenizer.from_pretrained(folder, trust_remote_code=False, local_files_only=True, **config)
 
 
@@ -269,14 +269,16 @@ def unchecked(manifest: Manifest) -> tuple[str, ...]:
     return () if origin is None else tuple(f"imported from {origin.layout}: {what}" for what in origin.not_checked)
 
 
-def _check_tokenizer(folder: Path, manifest: Manifest, identity: TokenizerIdentity) -> tuple[str, ...]:
+def check_tokenizer(folder: Path, manifest: Manifest, identity: TokenizerIdentity) -> tuple[str, ...]:
+    """SpectrainError where the ids of a bundle's tokenizer mean something else than its manifest says; notes for the
+    rest. Of what older versions did not record, nothing is said."""
     recorded, found = manifest.tokenizer.components, identity.digests
-    differing = [name for name in found if recorded.get(name) != found[name]]
+    differing = [name for name in recorded if recorded[name] != found.get(name)]
     for name in DECODE_COMPONENTS:
         if name in differing:
             raise SpectrainError(
                 f"{folder}: the tokenizer's {name} is not the one the drafter was trained with: "
-                f"digest {found[name]}, {MANIFEST_FILE} says {recorded.get(name)}"
+                f"digest {found[name]}, {MANIFEST_FILE} says {recorded[name]}"
             )
     versions = f"written with tokenizers {manifest.versions.get('tokenizers')}"
     return tuple(f"the tokenizer's {name} reads differently here ({versions})" for name in differing)

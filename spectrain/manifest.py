@@ -134,9 +134,14 @@ def template_kwargs(manifest: Manifest) -> dict[str, Any]:
     return dict(manifest.recipe.get("data", {}).get("chat_template_kwargs", {}))
 
 
+def public_target(manifest: Manifest) -> TargetRecord:
+    """The target that others fetch: the bundle's, or what the one in it was derived from."""
+    return manifest.derived_from or manifest.target
+
+
 def publishable(manifest: Manifest) -> str | None:
     """Why the bundle cannot be published, or None when it can."""
-    public = manifest.derived_from or manifest.target
+    public = public_target(manifest)
     name, revision = public.name, public.revision
     if not name or not re.fullmatch(r"[\w-][\w.-]*(/[\w-][\w.-]*)?", name) or Path(name).exists():
         return f"its target is {name!r}, not a Hub id; give the id and revision that others can fetch"
@@ -145,11 +150,15 @@ def publishable(manifest: Manifest) -> str | None:
     return None
 
 
-def name_target(folder: Path | str, name: str, revision: str) -> Manifest:
-    """Record the Hub id and revision of the target, which a bundle trained against a local folder lacks."""
-    manifest = read_manifest(folder)
+def with_target(manifest: Manifest, name: str, revision: str) -> Manifest:
+    """The manifest with another name and revision of the target that others fetch; its digests stay."""
     field = "target" if manifest.derived_from is None else "derived_from"
     record = getattr(manifest, field).model_copy(update={"name": name, "revision": revision})
-    manifest = manifest.model_copy(update={field: record})
+    return manifest.model_copy(update={field: record})
+
+
+def name_target(folder: Path | str, name: str, revision: str) -> Manifest:
+    """Record the Hub id and revision of the target, which a bundle trained against a local folder lacks."""
+    manifest = with_target(read_manifest(folder), name, revision)
     write_json(Path(folder) / MANIFEST_FILE, manifest.model_dump(mode="json"))
     return manifest

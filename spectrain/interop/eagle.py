@@ -32,6 +32,7 @@ from spectrain.interop._llama_layer import (
 )
 
 NAME = "vllm eagle"
+VLLM_METHOD = "eagle"
 DRAFTER = EagleDrafter
 DRAFTER_TYPE = "eagle"
 ARCHITECTURE = "EagleLlamaForCausalLM"

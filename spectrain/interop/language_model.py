@@ -28,6 +28,7 @@ from spectrain.errors import SpectrainError
 from spectrain.interop._checkpoint import check_keys, check_shapes
 
 NAME = "transformers causal language model"
+VLLM_METHOD = "draft_model"
 DRAFTER = LanguageModelDrafter
 TAP_CONVENTION = None  # a draft model reads tokens alone
 

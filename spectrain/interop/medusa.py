@@ -21,6 +21,7 @@ from spectrain.errors import SpectrainError
 from spectrain.interop._checkpoint import check_keys, check_shapes
 
 NAME = "vllm medusa"
+VLLM_METHOD = "medusa"
 DRAFTER = MedusaDrafter
 ARCHITECTURE = "MedusaModel"
 TAP_CONVENTION = None  # Medusa reads the last hidden state alone

@@ -29,6 +29,7 @@ from spectrain.interop._llama_layer import (
 )
 
 NAME = "speculators eagle3"
+VLLM_METHOD = "eagle3"
 DRAFTER = Eagle3Drafter
 ARCHITECTURE = "Eagle3Speculator"
 TAP_CONVENTION = "layer input: tap k is the residual stream entering layer k (hidden_states[k])"
