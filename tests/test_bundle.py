@@ -170,7 +170,7 @@ def test_unknown_and_missing_keys_are_errors(folder, save, tmp_path):
     edit_manifest(folder, lambda manifest: manifest.update({"tapz": [1]}))
     refuse(folder, r"spectrain\.json: tapz: Extra inputs are not permitted")
     for key in json.loads((folder / MANIFEST_FILE).read_text()):
-        if key not in {"tapz", "format_version", "derived_from"}:
+        if key not in {"tapz", "format_version", "derived_from", "imported_from"}:
             save(tmp_path / "b")
             edit_manifest(tmp_path / "b", lambda manifest, key=key: manifest.pop(key))
             refuse(tmp_path / "b", f"{key}: Field required")
