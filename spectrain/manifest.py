@@ -44,6 +44,15 @@ class TokenizerRecord(_Record):
     eos_ids: tuple[int, ...] = ()
 
 
+class ImportRecord(_Record):
+    """Of a bundle that was made of a checkpoint from elsewhere: its layout, the SHA-256 of its weights as they came,
+    and what could not be checked because it does not say."""
+
+    layout: str
+    weights: str
+    not_checked: tuple[str, ...]
+
+
 class Manifest(_Record):
     """spectrain.json. ``files`` maps every other file, save those of ADDED_LATER, to its SHA-256.
 
@@ -67,6 +76,7 @@ class Manifest(_Record):
     data_digests: dict[str, str]
     versions: dict[str, str]
     files: dict[str, str]
+    imported_from: ImportRecord | None = None
 
     @model_validator(mode="after")
     def _taps_have_a_convention(self) -> Manifest:
@@ -87,7 +97,9 @@ def read_manifest(folder: Path | str) -> Manifest:
     try:
         return Manifest.model_validate(json.loads(path.read_text(encoding="utf-8")))
     except FileNotFoundError:
-        raise SpectrainError(f"{folder} is no bundle: it has no {MANIFEST_FILE}") from None
+        raise SpectrainError(
+            f"{folder} is no bundle: it has no {MANIFEST_FILE}; spectrain import makes one of other checkpoints"
+        ) from None
     except ValidationError as error:
         first = error.errors()[0]
         place = ".".join(map(str, first["loc"])) or "the manifest"

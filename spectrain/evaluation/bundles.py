@@ -55,6 +55,8 @@ class Entrant:
     def described(self) -> dict[str, Any]:
         """Its own configuration and taps."""
         rest = {key: value for key, value in self.manifest.drafter.items() if key != "type"}
+        origin = self.manifest.imported_from
+        rest |= {} if origin is None else {"imported_from": origin.layout, "not_checked": list(origin.not_checked)}
         return rest | ({"tap_layers": list(self.manifest.taps)} if self.manifest.taps else {})
 
 
