@@ -10,6 +10,7 @@ Shapes: B = 1 request, T positions, H hidden, F tapped features, K draft length.
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 import tempfile
@@ -104,8 +105,11 @@ def _compare(where: Path, expected: Mapping[str, Tensor], found: Mapping[str, Te
 def _start(folder: Path, work: Path, device: str) -> subprocess.Popen[str]:
     """The fresh process, which works while this one does; with as many threads, on which rounding may depend."""
     settings = {"device": device, "threads": torch.get_num_threads(), "precision": torch.get_float32_matmul_precision()}
-    command = [sys.executable, "-m", "spectrain.reload", str(folder), str(work), json.dumps(settings)]
-    return subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+    # -P: not another spectrain that happens to lie in the working folder, but the one that is running here.
+    command = [sys.executable, "-P", "-m", "spectrain.reload", str(folder.resolve()), str(work), json.dumps(settings)]
+    paths = [str(Path(__file__).parents[1]), os.environ.get("PYTHONPATH")]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, paths))}
+    return subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, env=environment)
 
 
 def _read(folder: Path, parts: TargetParts) -> TrainableDrafter:

@@ -14,11 +14,12 @@ from spectrain.errors import SpectrainError
 from spectrain.interop import eagle, language_model, medusa, speculators_eagle3
 from spectrain.interop._checkpoint import WEIGHTS_FILE, check_keys
 from spectrain.interop._layout import Checkpoint, Native
-from spectrain.interop._llama_layer import INERT_KEYS, borrowed_or_own
+from spectrain.interop._llama_layer import INERT_KEYS, borrowed_or_own, layer_of
 from spectrain.interop._parts import TargetParts
 
 # Names of a weight that is tied to the embedding, as older checkpoints store it a second time.
 _TIED = ("lm_head.weight", "output.weight", "embed_out.weight")
+_LIBRARY_CLASS = "Eagle3DraftModel"  # what the speculators library calls what it saves; servers know the other name
 _OLD_KEYS = ("torch_dtype", "rope_theta", "rope_scaling")
 
 
@@ -55,14 +56,28 @@ def _as_it_is(config: Mapping[str, Any], tensors: Mapping[str, Tensor], parts: T
 
 
 def _speculators(config: Mapping[str, Any], tensors: Mapping[str, Tensor], parts: TargetParts, where: str) -> Native:
-    """What says nothing of the norm is refused: its readers do not agree on what that means."""
-    key = "norm_before_residual"
-    if key not in config:
+    """What its library leaves out of the layer because it is transformers' default is filled in, which vLLM needs.
+
+    What says nothing of the norm is refused: its readers do not agree on what that means.
+    """
+    norm, layer = "norm_before_residual", "transformer_layer_config"
+    if norm not in config:
         raise SpectrainError(
-            f"{where}: config.json has no key {key}, which vLLM takes for true and EAGLE-3 as published for false; if "
-            f"the layer adds the hidden state as it was before its norm, give --set {key}=false"
+            f"{where}: config.json has no key {norm}, which vLLM takes for true and EAGLE-3 as published for false; if "
+            f"the layer adds the hidden state as it was before its norm, give --set {norm}=false"
         )
-    return Native(dict(config), dict(tensors))
+    whole, notes = dict(config), list[str]()
+    if isinstance(config.get(layer), Mapping):
+        whole[layer] = layer_of(config[layer], (), f"{where}: config.json: {layer}")
+    if config.get("architectures") == [_LIBRARY_CLASS]:
+        whole["architectures"] = [speculators_eagle3.ARCHITECTURE]
+    if config.get("embed_requires_grad"):
+        return Native(whole, dict(tensors))
+    kept, embedding = borrowed_or_own(tensors, parts.embedding_weight)
+    if embedding == "own":
+        whole["embed_requires_grad"] = True
+        notes.append("its embedding was not trained, but is not this target's either: it is kept as the drafter's own")
+    return Native(whole, kept, notes=tuple(notes))
 
 
 def _eagle(config: Mapping[str, Any], tensors: Mapping[str, Tensor], parts: TargetParts, where: str) -> Native:

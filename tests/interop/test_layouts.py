@@ -202,6 +202,26 @@ def test_what_is_silent_can_be_said(write, read):
     assert read(exported, norm_before_residual=False)[0].imported_from.layout == "vllm-eagle3"
 
 
+def test_what_the_speculators_library_saves(write, read, chat_target, tmp_path):
+    """Its own class's name, a layer without what is transformers' default, and a copy of the target's embedding."""
+    exported = write("eagle3", "vllm-eagle3")
+    layer = json.loads((exported / "config.json").read_text())["transformer_layer_config"]
+    less = {key: value for key, value in layer.items() if key not in {"hidden_act", "mlp_bias", "attention_bias"}}
+    change_config(exported, architectures=["Eagle3DraftModel"], auto_map={"": "config.Eagle3SpeculatorConfig"},
+                  transformer_layer_config={**less, "use_cache": True})  # fmt: skip
+    embedding = {"embed_tokens.weight": chat_target.embedding_weight.clone()}
+    change_tensors(exported, lambda tensors: tensors.update(embedding))
+    read(exported)
+    contents = read_bundle(tmp_path / "imported")
+    assert contents.config["architectures"] == ["Eagle3Speculator"]
+    assert contents.config["transformer_layer_config"] == layer
+    assert "embed_tokens.weight" not in contents.tensors
+    change_tensors(exported, lambda tensors: tensors["embed_tokens.weight"].mul_(2))
+    manifest, notes = read(exported)
+    assert manifest.drafter["embedding"] == "own"
+    assert any("not this target's either" in note for note in notes)
+
+
 @pytest.mark.parametrize(
     ("drafter", "layout", "file", "name"),
     [
