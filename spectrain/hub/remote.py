@@ -150,7 +150,8 @@ def _explained(repo: str, outcome: Callable[[], str]) -> Iterator[None]:
 def _reason(error: BaseException, repo: str) -> str:
     cause = error.__cause__ if isinstance(error.__cause__, HfHubHTTPError) else error
     if not isinstance(cause, HfHubHTTPError):
-        return str(error)
+        advice = "; a Hub that does not know Xet wants HF_HUB_DISABLE_XET=1" if "/xet-" in str(error) else ""
+        return f"{error}{advice}"
     status, file = cause.response.status_code, "" if cause is error else f"{error} "
     reasons = {
         401: "the Hub does not know your token, or it does not see the repository; set HF_TOKEN, or hf auth login",

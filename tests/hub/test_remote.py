@@ -5,9 +5,11 @@ from __future__ import annotations
 import hashlib
 from dataclasses import replace
 
+import huggingface_hub
 import pytest
 from fake_hub import CHUNK, FakeHub
 from fake_repos import Blob, RefusalError
+from huggingface_hub import constants
 
 from spectrain.bundle import resolve_bundle
 from spectrain.errors import SpectrainError
@@ -202,6 +204,17 @@ def test_what_reads_back_otherwise_is_an_error(hub: FakeHub, publication):
 
     hub.fault = damaged
     refused(publication, r"model\.safetensors of commit \w{40} is not what was sent")
+
+
+def test_a_hub_without_xet_says_what_to_do(hub, publication, monkeypatch):
+    """Newer clients ask for Xet alone, older ones ask what there is and go on."""
+    monkeypatch.setattr(constants, "HF_HUB_DISABLE_XET", False)
+    if int(huggingface_hub.__version__.split(".")[0]) > 1:
+        assert "branch main is as it was" in refused(publication, "wants HF_HUB_DISABLE_XET=1")
+        assert len(hub.repos["org/drafter"].commits) == 1
+    else:
+        send(publication)
+        assert remote(hub.repos["org/drafter"]).items() >= local(publication).items()
 
 
 def test_a_hub_that_does_not_answer(hub, publication):
