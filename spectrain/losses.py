@@ -174,7 +174,15 @@ def pace_weights(acceptance_SK: Tensor, there_SK: Tensor, smoothing: float) -> T
     return reached_SK.flip(-1).cumsum(-1).flip(-1) * there_SK
 
 
-CHUNK = 256  # positions whose logits are held at once
+CHUNK = 256  # positions whose logits are held at once, at most
+CPU_BLOCK = (
+    32 << 20
+)  # bytes; what is larger malloc maps anew every time, and clearing its pages takes as long as a pass
+
+
+def chunk_size(columns: int, device: torch.device) -> int:
+    """Positions whose logits [C, columns] are best held at once."""
+    return CHUNK if device.type != "cpu" else min(CHUNK, max(32, CPU_BLOCK // (4 * columns)))
 
 
 class _HeadLoss(torch.autograd.Function):
@@ -241,15 +249,18 @@ def _product(left_CX: Tensor, rights_XY: Sequence[Tensor], of_head: Sequence[Any
 
 
 def head_loss(hidden_NH: Tensor, heads_DH: Sequence[Tensor], teacher: Callable[[slice], Tensor], loss: RowsLoss, *,
-              head_N: Tensor | None = None, chunks: Sequence[slice] | int = CHUNK) -> Tensor:  # fmt: skip
+              head_N: Tensor | None = None, chunks: Sequence[slice] | int | None = None) -> Tensor:  # fmt: skip
     """Scalar sum over N of ``loss(hidden @ head.T, teacher(rows), rows)``; differentiable in hidden and heads.
 
     ``head_N`` numbers each row's head where there are several. ``teacher(rows)`` gives the target's log-probabilities
-    ``log_p_ND`` of a slice of rows, computed when asked for. ``chunks`` are slices that cover the rows, or their size.
+    ``log_p_ND`` of a slice of rows, computed when asked for. ``chunks`` are slices that cover the rows, or their size
+    (None: ``chunk_size``).
     Under autocast the matrix products run in its dtype, everything else in float32.
     """
     kind = hidden_NH.device.type
     dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else heads_DH[0].dtype
+    if chunks is None:
+        chunks = chunk_size(len(heads_DH[0]), hidden_NH.device)
     if isinstance(chunks, int):
         chunks = [slice(start, start + chunks) for start in range(0, len(hidden_NH), chunks)]
     with torch.autocast(kind, enabled=False):

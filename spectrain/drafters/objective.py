@@ -20,12 +20,12 @@ from spectrain.drafters.laws import Law, Teacher, answer_is_there, learnt_law
 from spectrain.errors import SpectrainError
 from spectrain.heads import OutputHead, soft_capped
 from spectrain.losses import (
-    CHUNK,
     LOSSES,
     Laws,
     LossName,
     PositionLoss,
     RowsLoss,
+    chunk_size,
     forward_kl,
     head_loss,
     mixture,
@@ -103,11 +103,12 @@ def _hint(name: str) -> str:
 class DrafterLoss(nn.Module):
     """A drafter and its loss as one module, so that whatever wraps it for many devices sees the whole computation.
 
-    ``chunk`` bounds the positions whose logits are held at once. Raises SpectrainError where D-PACE meets a drafter
-    with a single depth.
+    ``chunk`` bounds the positions whose logits are held at once (None: ``chunk_size``). Raises SpectrainError where
+    D-PACE meets a drafter with a single depth.
     """
 
-    def __init__(self, drafter: TrainableDrafter, head: OutputHead, config: LossConfig, chunk: int = CHUNK) -> None:
+    def __init__(self, drafter: TrainableDrafter, head: OutputHead, config: LossConfig,
+                 chunk: int | None = None) -> None:  # fmt: skip
         super().__init__()
         config.check_depths(len(drafter.shifts()), drafter.name)
         # The target's head is no module: it is not ours to train, move or save.
@@ -145,7 +146,8 @@ class DrafterLoss(nn.Module):
             return self._summed(rows, law, _weighted(self.loss, weight_N, rows.cap)), None
         pace_XK = torch.zeros(held.ids_BT.numel(), len(weights), device=weight_N.device)
         loss = _paced(self.loss, weight_N, rows, config.smoothing, pace_XK)
-        return self._summed(rows, law, loss, _whole_starts(rows.start_N, len(weights), self.chunk)), pace_XK
+        chunk = self.chunk or chunk_size(len(rows.heads_DH[0]), rows.start_N.device)
+        return self._summed(rows, law, loss, _whole_starts(rows.start_N, len(weights), chunk)), pace_XK
 
     def _auxiliary(self, batch: FeatureBatch, extra: Auxiliary, weight: float) -> Tensor:
         rows = _gather([extra], by_start=False)
