@@ -79,13 +79,14 @@ def ours() -> dict:
     return {"k": 2, "conversations": rows, "acceptance": acceptance(OURS_ROUNDS, 2)}
 
 
-def served(accepted: list[int], drafts: int = 12) -> dict:
-    return {"counters": {"drafts": drafts, "accepted_tokens_per_pos": accepted}, "rounds": OURS_ROUNDS}
+def served(accepted: list[int], drafts: int = 12, unlike: int = 0) -> dict:
+    rounds = [[[2, 0]] * len(own) if i < unlike else own for i, own in enumerate(OURS_ROUNDS)]
+    return {"counters": {"drafts": drafts, "accepted_tokens_per_pos": accepted}, "rounds": rounds}
 
 
-def faults(accepted: list[int], drafts: int = 12) -> list[str]:
+def faults(accepted: list[int], drafts: int = 12, unlike: int = 0) -> list[str]:
     finding = Finding("drafter")
-    compare_acceptance(finding, served(accepted, drafts), ours())
+    compare_acceptance(finding, served(accepted, drafts, unlike), ours())
     return finding.faults
 
 
@@ -96,6 +97,13 @@ def test_the_same_counters_are_no_fault_and_others_are():
     assert len(faults([12, 5])) == 1  # accepting more is a fault too
     assert "nothing was accepted" in faults([0, 0])[-1]
     assert "0 drafts counted" in faults([0, 0], drafts=0)[0]
+
+
+def test_most_conversations_go_round_by_round_as_here():
+    """Within every interval, as a drafter with slightly wrong weights may be."""
+    assert faults([9, 4], unlike=1) == []
+    (fault,) = faults([9, 4], unlike=2)
+    assert "1 of 3 conversations" in fault
 
 
 def test_one_accept_beside_a_point_interval_is_a_tie_and_two_are_none():
@@ -126,7 +134,7 @@ def test_the_table_tells_what_failed():
     bad.fault("exit status 1")
     text = render([good, bad], 2)
     assert "| eagle  |    yes |          3/3 |          3/3 |" in text
-    assert "| medusa |     NO |          0/0 |            – |            – |" in " ".join(text.split("  "))
+    assert "| medusa |     NO |          0/0 |            – |" in text
     assert "0.750 (0.750 [" in text
     assert "medusa: exit status 1\n1 UNEXPLAINED" in text
     assert render([good], 2).endswith("all served as measured")
