@@ -7,8 +7,11 @@ import errno
 import sys
 from collections.abc import Callable, Sequence
 
+from spectrain.check import check
+from spectrain.checkpoint_commands import CHECKPOINT_COMMANDS
 from spectrain.cli_options import RECIPE, command_parser, greedy_check, measurement, recipe_command, variants
 from spectrain.errors import SpectrainError
+from spectrain.publishing import publish
 
 
 def prepare(arguments: Sequence[str], name: str = "spectrain prepare") -> int:
@@ -236,6 +239,9 @@ COMMANDS: dict[str, Callable[..., int | None]] = {
     "convert-gguf": convert_gguf,
     "estimate": estimate,
     "prove": prove,
+    "check": check,
+    "publish": publish,
+    **CHECKPOINT_COMMANDS,
 }
 
 

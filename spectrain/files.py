@@ -98,3 +98,9 @@ def json_digest(value: Any) -> str:
     """SHA-256 of a JSON value in its canonical form (sorted keys, no spaces), in hex."""
     text = json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
     return hashlib.sha256(text.encode()).hexdigest()
+
+
+def holds(folder: Path, source: Path) -> bool:
+    """Whether every file of ``source`` is in ``folder`` as it is there."""
+    names = [path.relative_to(source) for path in source.rglob("*") if path.is_file()]
+    return all((folder / n).is_file() and file_digest(folder / n) == file_digest(source / n) for n in names)

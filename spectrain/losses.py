@@ -203,7 +203,7 @@ class _HeadLoss(torch.autograd.Function):
             grad_hidden_NH[rows] = _product(grad_CD, weights_DH, of_head).to(grad_hidden_NH.dtype)
             for grad_DH, at in zip(grads_DH, of_head, strict=True):
                 if grad_DH is not None:
-                    grad_DH += (grad_CD[at].T @ hidden_CH[at]).to(grad_DH.dtype)
+                    _add_product(grad_DH, grad_CD[at].T, hidden_CH[at])
         ctx.save_for_backward(grad_hidden_NH, *grads_DH)
         return total
 
@@ -213,6 +213,14 @@ class _HeadLoss(torch.autograd.Function):
         scale = grad_outputs[0]
         scaled = (None if grad_DH is None else grad_DH * scale for grad_DH in grads_DH)
         return grad_hidden_NH * scale, None, None, None, None, None, *scaled
+
+
+def _add_product(sum_DH: Tensor, left_DC: Tensor, right_CH: Tensor) -> None:
+    """Add a product to ``sum_DH``: where the dtypes allow it without another tensor as large as the head."""
+    if sum_DH.dtype == left_DC.dtype:
+        sum_DH.addmm_(left_DC, right_CH)
+    else:
+        sum_DH += (left_DC @ right_CH).to(sum_DH.dtype)
 
 
 def _of_head(head_N: Tensor | None, rows: slice, heads: int) -> list[Any]:

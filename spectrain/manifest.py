@@ -44,6 +44,15 @@ class TokenizerRecord(_Record):
     eos_ids: tuple[int, ...] = ()
 
 
+class ImportRecord(_Record):
+    """Of a bundle that was made of a checkpoint from elsewhere: its layout, the SHA-256 of its weights as they came,
+    and what could not be checked because it does not say."""
+
+    layout: str
+    weights: str
+    not_checked: tuple[str, ...]
+
+
 class Manifest(_Record):
     """spectrain.json. ``files`` maps every other file, save those of ADDED_LATER, to its SHA-256.
 
@@ -67,6 +76,7 @@ class Manifest(_Record):
     data_digests: dict[str, str]
     versions: dict[str, str]
     files: dict[str, str]
+    imported_from: ImportRecord | None = None
 
     @model_validator(mode="after")
     def _taps_have_a_convention(self) -> Manifest:
@@ -87,7 +97,9 @@ def read_manifest(folder: Path | str) -> Manifest:
     try:
         return Manifest.model_validate(json.loads(path.read_text(encoding="utf-8")))
     except FileNotFoundError:
-        raise SpectrainError(f"{folder} is no bundle: it has no {MANIFEST_FILE}") from None
+        raise SpectrainError(
+            f"{folder} is no bundle: it has no {MANIFEST_FILE}; spectrain import makes one of other checkpoints"
+        ) from None
     except ValidationError as error:
         first = error.errors()[0]
         place = ".".join(map(str, first["loc"])) or "the manifest"
@@ -122,9 +134,14 @@ def template_kwargs(manifest: Manifest) -> dict[str, Any]:
     return dict(manifest.recipe.get("data", {}).get("chat_template_kwargs", {}))
 
 
+def public_target(manifest: Manifest) -> TargetRecord:
+    """The target that others fetch: the bundle's, or what the one in it was derived from."""
+    return manifest.derived_from or manifest.target
+
+
 def publishable(manifest: Manifest) -> str | None:
     """Why the bundle cannot be published, or None when it can."""
-    public = manifest.derived_from or manifest.target
+    public = public_target(manifest)
     name, revision = public.name, public.revision
     if not name or not re.fullmatch(r"[\w-][\w.-]*(/[\w-][\w.-]*)?", name) or Path(name).exists():
         return f"its target is {name!r}, not a Hub id; give the id and revision that others can fetch"
@@ -133,11 +150,15 @@ def publishable(manifest: Manifest) -> str | None:
     return None
 
 
-def name_target(folder: Path | str, name: str, revision: str) -> Manifest:
-    """Record the Hub id and revision of the target, which a bundle trained against a local folder lacks."""
-    manifest = read_manifest(folder)
+def with_target(manifest: Manifest, name: str, revision: str) -> Manifest:
+    """The manifest with another name and revision of the target that others fetch; its digests stay."""
     field = "target" if manifest.derived_from is None else "derived_from"
     record = getattr(manifest, field).model_copy(update={"name": name, "revision": revision})
-    manifest = manifest.model_copy(update={field: record})
+    return manifest.model_copy(update={field: record})
+
+
+def name_target(folder: Path | str, name: str, revision: str) -> Manifest:
+    """Record the Hub id and revision of the target, which a bundle trained against a local folder lacks."""
+    manifest = with_target(read_manifest(folder), name, revision)
     write_json(Path(folder) / MANIFEST_FILE, manifest.model_dump(mode="json"))
     return manifest

@@ -32,12 +32,13 @@ from spectrain.drafters.ranks import RANKS_FILE, measure_ranks
 from spectrain.errors import SpectrainError
 from spectrain.evaluation.acceptance import AcceptanceConfig
 from spectrain.evaluation.bundles import evaluate_bundle
-from spectrain.files import atomic_folder, file_digest, write_json
+from spectrain.files import atomic_folder, holds, write_json
 from spectrain.identity import first_difference
 from spectrain.interop import WEIGHTS_FILE
 from spectrain.manifest import read_manifest
 from spectrain.on_policy import training_prompts
 from spectrain.regenerate import regenerate
+from spectrain.reload import check_reload
 from spectrain.target import Target, load_target
 from spectrain.traffic import Traffic, check_traffic, offering_to_drop, read_traffic, usable
 from spectrain.training import Trainer
@@ -199,9 +200,11 @@ class Run:
         trainer.run()
         with whole(drafter):
             chosen = trainer.checkpoints.at(trainer.chosen) / "bundle"
-            if processes().is_main_process and not _holds(self.bundle, chosen):
+            if processes().is_main_process and not holds(self.bundle, chosen):
                 with atomic_folder(self.bundle) as partial:
                     shutil.copytree(chosen, partial, dirs_exist_ok=True)
+                    if self.recipe.training.verify_bundle:
+                        check_reload(partial, drafter, self.target, name=self.bundle)
                     self._write_ranks(partial, drafter, prepared.train_store)
         processes().wait_for_everyone()
         self.say(f"bundle: {self.bundle} ({trainer.choice})")
@@ -260,12 +263,6 @@ class Run:
 def _top(key: dict[str, Any]) -> list[str]:
     """What a store's folder adds to its name where it also holds the likeliest tokens."""
     return [] if key["teacher_top_k"] is None else [f"top{key['teacher_top_k']}"]
-
-
-def _holds(folder: Path, source: Path) -> bool:
-    """Whether every file of ``source`` is in ``folder`` as it is there."""
-    names = [path.relative_to(source) for path in source.rglob("*") if path.is_file()]
-    return all((folder / n).is_file() and file_digest(folder / n) == file_digest(source / n) for n in names)
 
 
 def _check_writable(key: str, folder: Path) -> None:

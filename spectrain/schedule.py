@@ -63,6 +63,9 @@ class TrainingConfig(BaseModel):
     )
     patience: int | None = Field(None, ge=1, description="stop after so many validations without a better one")
     on_policy: OnPolicyConfig | None = Field(None, description="rows written during training, beside the prepared ones")
+    verify_bundle: bool = Field(
+        True, description="read the bundle back in a fresh process, which has to draft the same"
+    )
     tracker: Literal["none", "wandb", "tensorboard"] = "none"
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import mmap
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,19 +17,24 @@ from spectrain.files import json_digest
 MODEL_FILES = ["*.safetensors", "*.safetensors.index.json", "*.json", "*.jinja", "*.model", "*.txt", "*.tiktoken"]
 
 
-def resolve_model(name: str, revision: str | None = None) -> tuple[Path, str | None]:
-    """Folder and revision of a local folder or a Hub id. Only weights, configs and tokenizer files are fetched."""
+def resolve_model(
+    name: str, revision: str | None = None, *, files: Sequence[str] = tuple(MODEL_FILES), what: str = "target"
+) -> tuple[Path, str | None]:
+    """Folder and revision of a local folder or a Hub id. Only weights, configs and tokenizer files are fetched.
+
+    ``files``: patterns of what is fetched; ``what`` it is, for errors.
+    """
     if Path(name).is_dir():
         return Path(name), None
     if name.startswith((".", "/", "~")) or name.count("/") > 1:
         raise SpectrainError(
-            f"target folder {name!r} does not exist; give a model folder, or a Hub id such as 'org/name'"
+            f"{what} folder {name!r} does not exist; give a model folder, or a Hub id such as 'org/name'"
         )
     try:
-        folder = Path(snapshot_download(name, revision=revision, allow_patterns=MODEL_FILES))
+        folder = Path(snapshot_download(name, revision=revision, allow_patterns=list(files)))
     except Exception as error:  # the Hub client raises many kinds; the user needs one sentence
         raise SpectrainError(
-            f"target {name!r} is neither a folder here nor could it be fetched from the Hub "
+            f"{what} {name!r} is neither a folder here nor could it be fetched from the Hub "
             f"(revision {revision or 'main'}): {type(error).__name__}: {error}"
         ) from error
     return folder, folder.name

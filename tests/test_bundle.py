@@ -218,7 +218,7 @@ def test_a_tokenizer_is_read_without_a_word_on_the_config_beside_it(make_tokeniz
     (tmp_path / "config.json").write_text(json.dumps({"model_type": kind} if kind else {"speculators_model_type": "x"}))
     said = []
     monkeypatch.setattr(configuration_utils.logger, "warning", lambda text, *_: said.append(text))
-    found = bundle._load_tokenizer(tmp_path)
+    found = bundle.load_tokenizer(tmp_path)
     assert not said
     assert type(found) is type(tokenizer)
     assert tokenizer_identity(found).digests == tokenizer_identity(tokenizer).digests
@@ -293,7 +293,7 @@ def test_bad_input_writes_nothing(save, tmp_path):
 
 
 def test_a_tokenizer_that_changes_when_saved_is_refused(save, make_tokenizer, tmp_path, monkeypatch):
-    monkeypatch.setattr(bundle, "_load_tokenizer", lambda folder: make_tokenizer(drop_merge=True))
+    monkeypatch.setattr(bundle, "load_tokenizer", lambda folder: make_tokenizer(drop_merge=True))
     with pytest.raises(SpectrainError, match="the tokenizer changes when saved: model"):
         save(tmp_path / "b")
     assert not list(tmp_path.iterdir())
@@ -357,3 +357,13 @@ def test_settings_of_a_drafter_that_do_not_fit_are_named(folder, key, value, nam
     contents = read_bundle(folder)
     with pytest.raises(SpectrainError, match=f"spectrain.json: {named}"):
         speculators_eagle3.to_drafter(contents.settings, contents.tensors, contents.manifest.drafter)
+
+
+def test_a_manifest_of_an_older_version_knows_fewer_components(folder):
+    """What was not recorded is not held against the tokenizer; what was, is."""
+    edit_manifest(
+        folder, lambda manifest: [manifest["tokenizer"]["components"].pop(name) for name in ("texts", "frame")]
+    )
+    assert read_bundle(folder).notes == ()
+    edit_manifest(folder, lambda manifest: manifest["tokenizer"]["components"].update(decoder="0" * 64))
+    refuse(folder, "the tokenizer's decoder is not the one")

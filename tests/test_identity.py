@@ -4,22 +4,26 @@ import json
 
 import pytest
 import torch
+from kinds import BUILT, build, form
 from safetensors.torch import save_file
-from tokenizers import AddedToken, decoders, normalizers, processors
-from transformers import AutoTokenizer, ByT5Tokenizer
+from tiny import LETTERS
+from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
+from transformers import AutoTokenizer, ByT5Tokenizer, PreTrainedTokenizerFast
 
 from spectrain.errors import SpectrainError
 from spectrain.files import json_digest
 from spectrain.identity import (
     DECODE_COMPONENTS,
+    PROBES,
     TargetIdentity,
+    TokenizerIdentity,
     check_rows,
     compare,
     compare_targets,
     target_identity,
     tokenizer_identity,
-    weights_digest,
 )
+from spectrain.weights import weights_digest
 
 
 @pytest.fixture(scope="module")
@@ -68,17 +72,55 @@ def test_a_token_that_one_side_lacks_is_named(original, make_tokenizer):
     assert compare(more, original).first_difference == "vocabulary: token '<think>': id 266 against absent"
 
 
-def test_another_pre_tokenizer_names_itself_and_the_first_probe(original, make_tokenizer):
-    pattern = r"\p{N}|\p{L}+|\s+|[^\s\p{L}\p{N}]+"
-    found = compare(original, tokenizer_identity(make_tokenizer(pattern=pattern)))
-    assert found.level == "compatible"
+def words(pattern):
+    """Byte-level BPE with merges of digits, line ends and a tag, cut by ``pattern`` first."""
+    merges = [("1", "2"), ("12", "3"), ("Ċ", "Ċ"), ("t", "h"), ("<", "th")]
+    names = [*sorted(pre_tokenizers.ByteLevel.alphabet()), *map("".join, merges)]
+    tokenizer = Tokenizer(models.BPE({name: i for i, name in enumerate(names)}, merges))
+    split = pre_tokenizers.Split(Regex(pattern), "isolated")
+    byte_level = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence([split, byte_level])
+    tokenizer.decoder = decoders.ByteLevel()
+    return tokenizer_identity(PreTrainedTokenizerFast(tokenizer_object=tokenizer))
+
+
+@pytest.mark.parametrize(
+    ("pattern", "probe", "theirs", "ours"),
+    [
+        (LETTERS.replace(r"\p{N}{1,3}", r"\p{N}"), 1, "['12',", "['1', '2',"),
+        (r"\n|" + LETTERS, 2, "['ĊĊ', 't'", "['Ċ', 'Ċ', 't'"),
+        (r"<\w+>|" + LETTERS, 3, "['<', 'th',", "['<th', 'i',"),
+    ],
+    ids=["digits", "newline", "think"],
+)
+def test_another_pre_tokenizer_names_itself_and_the_first_probe(pattern, probe, theirs, ours):
+    """Case C06: same vocabulary, same merges, another way to cut."""
+    base, other = words(LETTERS), words(pattern)
+    assert base.components["model"] == other.components["model"]
+    assert base.traffic_digest != other.traffic_digest
+    found, strict = compare(base, other), compare(base, other, traffic=True)
+    assert (found.level, strict.level) == ("compatible", "different")
+    for message in (str(found.first_difference), str(strict.first_difference)):
+        assert message.startswith("pre_tokenizer: pretokenizers[0].pattern.Regex")
+        assert f"; probe {PROBES[probe]!r} splits differently from token " in message
+        assert f" on: {theirs}" in message
+        assert f" against {ours}" in message
     assert len(found.differences) == 1
-    message = str(found.first_difference)
-    assert message.startswith("pre_tokenizer: pretokenizers[0].pattern.Regex")
-    assert "probe '0 12 345 6789" in message
-    assert "['12', " in message
-    assert "['1', '2', " in message
-    assert "harmless in decoding" in message
+    assert "harmless in decoding" in str(found.first_difference)
+    assert "harmless" not in str(strict.first_difference)
+
+
+def test_another_way_to_cut_that_the_ids_of_the_probes_do_not_show(original, make_tokenizer):
+    found = compare(original, tokenizer_identity(make_tokenizer(pattern=r"\n|" + LETTERS)))
+    assert f"probe {PROBES[2]!r} splits differently from token " in str(found.first_difference)
+    assert "which become the same tokens" in str(found.first_difference)
+    found = compare(original, tokenizer_identity(make_tokenizer(pattern="zzz|" + LETTERS)))
+    assert "; no probe shows it (harmless" in str(found.first_difference)
+    tokenizer = make_tokenizer()
+    tokenizer.backend_tokenizer.normalizer = normalizers.Replace("\u0915", "\u0916")
+    (message,) = compare(original, tokenizer_identity(tokenizer)).differences
+    assert "normalizer: None against {'type': 'Replace'" in message
+    assert "'\u0915'" not in message.split("probe")[0].split("against")[0]
 
 
 MILD = {
@@ -162,6 +204,64 @@ def test_a_slow_tokenizer_has_an_identity(original):
     assert compare(slow, original).level == "different"
     assert slow.components["pre_tokenizer"] is None
     assert len(slow.components["encodings"]) == len(original.components["encodings"])
+
+
+def test_the_text_of_every_single_id_is_compared(original):
+    texts = original.components["texts"]
+    assert [int(index) for index in texts] == sorted(original.tokens)
+    other = TokenizerIdentity({**original.components, "texts": {**texts, "77": "?"}})
+    found = compare(original, other)
+    assert found.level == "different"
+    assert found.first_difference == f"texts: ids 77 decode to {texts['77']!r} against '?'"
+
+
+def test_probes_that_are_read_back_as_other_text_are_different(original):
+    trips = {**original.components["round_trips"], PROBES[4]: "?"}
+    found = compare(original, TokenizerIdentity({**original.components, "round_trips": trips}))
+    assert found.level == "different"
+    assert str(found.first_difference).startswith("round_trips: ")
+
+
+def test_text_of_added_tokens_is_read_as_text_or_as_the_token(original, make_tokenizer):
+    """A setting that the tokenizer's file does not hold."""
+    tokenizer = make_tokenizer(added=(AddedToken("<x>", special=True, normalized=False),))
+    before = tokenizer_identity(tokenizer)
+    tokenizer.split_special_tokens = True
+    found = compare(before, tokenizer_identity(tokenizer))
+    assert found.level == "compatible"
+    assert [text.split(":")[0] for text in found.differences] == ["encodings"]
+
+
+def test_ids_that_are_added_around_a_prompt():
+    assert tokenizer_identity(build(form("word_piece"))).components["frame"] == {"before": [1], "after": [2]}
+    assert tokenizer_identity(build(form("word_level"))).components["frame"] == {"before": [], "after": []}
+    slow = ByT5Tokenizer(extra_ids=0)
+    assert tokenizer_identity(slow).components["frame"] == {"before": [], "after": [slow.eos_token_id]}
+
+
+@pytest.mark.parametrize("kind", BUILT)
+def test_every_kind_of_model_has_an_identity_that_survives_saving(kind, tmp_path):
+    tokenizer = build(form(kind))
+    identity = tokenizer_identity(tokenizer)
+    tokenizer.save_pretrained(tmp_path)
+    again = tokenizer_identity(AutoTokenizer.from_pretrained(tmp_path))
+    assert compare(identity, again, traffic=True).level == "identical"
+    assert identity.traffic_digest == again.traffic_digest
+    assert json.loads(json.dumps(dict(identity.components))) == identity.components
+    for other in BUILT:
+        if other != kind:
+            assert compare(identity, tokenizer_identity(build(form(other)))).level == "different"
+
+
+def test_a_tokenizer_that_has_no_token_for_a_text_still_has_an_identity():
+    tokenizer = Tokenizer(models.WordLevel({"a": 0, "b": 1}, unk_token="<unk>"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    identity = tokenizer_identity(PreTrainedTokenizerFast(tokenizer_object=tokenizer))
+    assert set(identity.components["encodings"].values()) == {None}
+    assert compare(identity, identity).level == "identical"
+    unlike = dict(identity.components) | {"encodings": {**identity.components["encodings"], PROBES[0]: [0]}}
+    found = compare(identity, TokenizerIdentity(unlike))
+    assert f"probe {PROBES[0]!r} splits differently from token 0 on: [] against ['a']" in str(found.first_difference)
 
 
 def test_padded_rows_are_fine_and_missing_rows_are_named(make_tokenizer):

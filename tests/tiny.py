@@ -236,6 +236,7 @@ def write_recipe(folder: Path, target: Path) -> Path:
             "validate_every": 3,
             "validation_depths": 2,
             "checkpoint_every": 2,
+            "verify_bundle": False,  # a fresh process takes longer than the training
         },
         "evaluation": {"k": [2], "max_new_tokens": 6},
         "baselines": [{"type": "ngram"}],

@@ -257,6 +257,10 @@ class TrainableDrafter(Drafter, nn.Module):
         """Told before optimizer step ``step`` (from 1) of ``total``: a drafter may train in phases."""
         return
 
+    def as_saved(self) -> TrainableDrafter:
+        """The drafter whose weights its bundle holds: itself, unless some of what is trained is folded into others."""
+        return self
+
     def write_more(self, folder: Path) -> None:
         """Put what else belongs to the drafter into its half-written bundle, as safetensors and JSON."""
         return

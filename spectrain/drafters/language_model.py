@@ -155,9 +155,9 @@ class LanguageModelDrafter(GrowingDrafter, TrainableDrafter):
         if self.config.lora is not None:
             self._adapter = Adapter(self.model, self.config.lora)
 
-    def plain(self) -> PreTrainedModel:
-        """The model as a server loads it: its own, or with adapters a copy in which they are merged."""
-        return self.model if self._adapter is None else self._adapter.merged()
+    def as_saved(self) -> LanguageModelDrafter:
+        """With its model as a server loads it: its own, or with adapters a copy in which they are merged."""
+        return self if self._adapter is None else LanguageModelDrafter(self.config, self._adapter.merged())
 
     def write_more(self, folder: Path) -> None:
         """The adapters by themselves, where they were to be kept and are not merged yet."""
@@ -168,8 +168,7 @@ class LanguageModelDrafter(GrowingDrafter, TrainableDrafter):
 
     def warm_start(self, other: TrainableDrafter, target: Target, *, remap: bool = False) -> tuple[str, ...]:
         """As every drafter. Adapters of ``other`` count as merged; those of this one start anew over its weights."""
-        if isinstance(other, LanguageModelDrafter) and other._adapter is not None:
-            other = LanguageModelDrafter(other.config, other.plain())
+        other = other.as_saved()
         if self._adapter is None or self.config.lora is None:
             return super().warm_start(other, target, remap=remap)
         if self.config.lora.keep_adapter:

@@ -29,6 +29,7 @@ from spectrain.evaluation.training_cost import training_cost
 from spectrain.evaluation.workbench import LIBRARIES, device_name, shown_name
 from spectrain.files import json_digest, write_json
 from spectrain.identity import compare_targets
+from spectrain.interop import WEIGHTS_FILE
 from spectrain.manifest import Manifest, TargetRecord, read_manifest, target_of, target_record
 from spectrain.shapes import check_shape
 from spectrain.target import Target, load_target
@@ -54,6 +55,8 @@ class Entrant:
     def described(self) -> dict[str, Any]:
         """Its own configuration and taps."""
         rest = {key: value for key, value in self.manifest.drafter.items() if key != "type"}
+        origin = self.manifest.imported_from
+        rest |= {} if origin is None else {"imported_from": origin.layout, "not_checked": list(origin.not_checked)}
         return rest | ({"tap_layers": list(self.manifest.taps)} if self.manifest.taps else {})
 
 
@@ -70,8 +73,8 @@ def evaluate_bundle(bundle: Path, target: Target, conversations: Sequence[Conver
     family = manifest.drafter["type"]
     for tree in config.trees:  # what only a baseline could fill says nothing of the bundle
         check_shape(filled(tree), deepest=drafter.deepest, columns=drafter.columns, trees=drafter.trees, name=family)
-    identity = {"weights": manifest.target.weights_digest, "bundle": manifest.files["model.safetensors"]}
-    about = {"drafter": {"name": family, **entrant.described()}}
+    identity = {"weights": manifest.target.weights_digest, "bundle": manifest.files[WEIGHTS_FILE]}
+    about = {"drafter": {"name": family, "weights": manifest.files[WEIGHTS_FILE], **entrant.described()}}
     return _evaluate({family: entrant}, entrant.target, conversations, config, output, identity, about, traffic=traffic,
                      baselines=baselines, progress=progress)  # fmt: skip
 

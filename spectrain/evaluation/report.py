@@ -53,7 +53,9 @@ def render_report(json_path: Path | str, output_dir: Path | str) -> list[Path]:
 def render_markdown(document: Mapping[str, Any]) -> str:
     """The report as Markdown, tables only: for a pull request or a card."""
     check_document(document)
-    return _environment(markdown=True).get_template("report.md.j2").render(_view(document))
+    return (
+        template_environment(Path(__file__).parent, markdown=True).get_template("report.md.j2").render(_view(document))
+    )
 
 
 def render_page(document: Mapping[str, Any]) -> str:
@@ -65,7 +67,7 @@ def render_page(document: Mapping[str, Any]) -> str:
         sampler["cost_plot"] = cost_plot(sampler["block"], f"s{index}")
     view["alpha_plot"] = _alpha_plot(document)
     view["learning_plot"] = learning_plot(view["curves"])
-    return _environment(markdown=False).get_template("report.html.j2").render(view)
+    return template_environment(Path(__file__).parent, markdown=False).get_template("report.html.j2").render(view)
 
 
 def render_picture(document: Mapping[str, Any], path: Path | str) -> Path:
@@ -78,9 +80,10 @@ def render_picture(document: Mapping[str, Any], path: Path | str) -> Path:
     return Path(path)
 
 
-def _environment(*, markdown: bool) -> jinja2.Environment:
+def template_environment(folder: Path, *, markdown: bool) -> jinja2.Environment:
+    """Templates of ``folder`` with the filters of wording.py; names from data cannot break out of a Markdown cell."""
     environment = jinja2.Environment(
-        loader=jinja2.FileSystemLoader(Path(__file__).parent),
+        loader=jinja2.FileSystemLoader(folder),
         undefined=jinja2.StrictUndefined,
         autoescape=not markdown,
         trim_blocks=True,

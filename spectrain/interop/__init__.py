@@ -41,6 +41,7 @@ class Format(Protocol):
     """What a module of this package offers."""
 
     NAME: str
+    VLLM_METHOD: str  # of its speculative_config; without one it goes by the name of the folder
     TAP_CONVENTION: str | None
     DRAFTER: type[TrainableDrafter]
 

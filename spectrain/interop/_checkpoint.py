@@ -8,6 +8,7 @@ from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
+import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
@@ -16,6 +17,8 @@ from spectrain.errors import SpectrainError
 
 CONFIG_FILE = "config.json"
 WEIGHTS_FILE = "model.safetensors"
+_FOREIGN_TENSORS = (WEIGHTS_FILE, "medusa_lm_head.safetensors")
+_FOREIGN_PICKLES = ("pytorch_model.bin", "medusa_lm_head.pt")
 
 
 def read_config(folder: Path) -> dict[str, Any]:
@@ -41,19 +44,54 @@ def read_tensors(folder: Path) -> dict[str, Tensor]:
         )
         hint = f"; {pickles[0]} is a pickle and is not opened: convert it to safetensors" if pickles else ""
         raise SpectrainError(f"{folder} has no {WEIGHTS_FILE}{hint}")
+    return _load(path)
+
+
+def _load(path: Path) -> dict[str, Tensor]:
     try:
         return load_file(path)
     except SafetensorError as error:
         raise SpectrainError(f"{path} is not a whole safetensors file: {error}") from error
 
 
-def write_checkpoint(folder: Path, config: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
-    """Write config.json and model.safetensors; each tensor gets a storage of its own."""
+def foreign_weights(folder: Path) -> Path:
+    """The one file with the tensors of a checkpoint made elsewhere; safetensors where there are both."""
+    names = [*_FOREIGN_TENSORS, *_FOREIGN_PICKLES]
+    found = next((folder / name for name in names if (folder / name).is_file()), None)
+    if found is None:
+        raise SpectrainError(
+            f"{folder} has none of {', '.join(names)}; weights in several files have to be joined first"
+        )
+    return found
+
+
+def read_foreign_tensors(folder: Path) -> dict[str, Tensor]:
+    """The tensors of a checkpoint made elsewhere, on the CPU; of a pickle nothing but tensors is read
+    (``torch.load`` with ``weights_only``)."""
+    path = foreign_weights(folder)
+    if path.name in _FOREIGN_TENSORS:
+        return _load(path)
+    try:
+        loaded = torch.load(path, map_location="cpu", weights_only=True)
+    except Exception as error:  # unpickling raises many kinds
+        raise SpectrainError(f"{path} holds more than tensors, or is damaged, and is not read: {error}") from error
+    if not isinstance(loaded, Mapping):
+        raise SpectrainError(f"{path} holds a {type(loaded).__name__}, expected tensors by name")
+    other = next((name for name, value in loaded.items() if not isinstance(value, Tensor)), None)
+    if other is not None:
+        raise SpectrainError(f"{path}: {other} is a {type(loaded[other]).__name__}, expected a tensor")
+    return dict(loaded)
+
+
+def write_checkpoint(
+    folder: Path, config: Mapping[str, Any], tensors: Mapping[str, Tensor], weights: str = WEIGHTS_FILE
+) -> None:
+    """Write config.json and the safetensors file ``weights``; each tensor gets a storage of its own."""
     text = json.dumps(config, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
     (folder / CONFIG_FILE).write_text(text, encoding="utf-8")
     # A reduced head may be a view of the embedding's storage: clone, or the whole storage would be shared.
     own = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in tensors.items()}
-    save_file(own, folder / WEIGHTS_FILE, metadata={"format": "pt"})
+    save_file(own, folder / weights, metadata={"format": "pt"})
 
 
 def check_keys(found: Mapping[str, Any], required: Collection[str], optional: Collection[str], where: str) -> None:

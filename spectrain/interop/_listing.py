@@ -31,7 +31,7 @@ def check_listing(folder: Path, recorded: Mapping[str, str], list_name: str, all
     """
     present = set(list_files(folder)) - {list_name}
     for name in sorted({*recorded, *present, list_name}):
-        _check_path(folder, name)
+        _check_path(folder, name, allowed)
         if name in recorded and name not in present:
             raise SpectrainError(f"{folder}: {name} is missing; {list_name} lists it")
         if name not in recorded and name not in allowed and name != list_name:
@@ -44,11 +44,11 @@ def check_listing(folder: Path, recorded: Mapping[str, str], list_name: str, all
             )
 
 
-def _check_path(folder: Path, name: str) -> None:
+def _check_path(folder: Path, name: str, allowed: Collection[str]) -> None:
     pure = PurePosixPath(name)
     if pure.is_absolute() or ".." in pure.parts or "\\" in name:
         raise SpectrainError(f"{folder}: {name} lies outside the bundle")
-    if pure.suffix not in SUFFIXES:
+    if pure.suffix not in SUFFIXES and name not in allowed:
         raise SpectrainError(f"{folder}: {name} is refused: a bundle holds no pickles, code or other files")
     # In the Hub's cache a snapshot's files are links into the repository's own blobs.
     roots = [folder.resolve()]

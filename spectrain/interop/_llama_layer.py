@@ -5,9 +5,10 @@ Shapes: H hidden.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
+import torch
 from torch import Tensor
 from transformers import LlamaConfig
 
@@ -32,6 +33,7 @@ LAYER_KEYS = (
     "max_position_embeddings",
     "rope_parameters",
 )
+_OLD_ROPE = ("rope_theta", "rope_scaling")
 EMBEDDING = "embed_tokens.weight"  # where a checkpoint has none, the server shares the target's
 # fmt: off
 # Keys that any transformers configuration carries and that do not change what the drafter computes.
@@ -59,6 +61,70 @@ def check_layer(layer: Mapping[str, Any], where: str, where_keys: str) -> None:
 def read_layer(layer: Mapping[str, Any]) -> LlamaConfig:
     """The configuration of a checked layer."""
     return LlamaConfig(**{key: layer[key] for key in LAYER_KEYS if key != "model_type"})
+
+
+def layer_of(config: Mapping[str, Any], others: Collection[str], where: str) -> dict[str, Any]:
+    """LAYER_KEYS of a config.json that any version of transformers may have written: what is absent has the value that
+    its LlamaConfig takes. ``others`` are keys of the format besides.
+
+    Raises SpectrainError for a key that is unknown, or a layer that is not one plain Llama layer.
+    """
+    sizes = ("model_type", "vocab_size", "hidden_size", "intermediate_size", "num_attention_heads")
+    check_keys(config, sizes, {*LAYER_KEYS, *INERT_KEYS, *_OLD_ROPE, *others}, where)
+    heads = config["num_attention_heads"]
+    absent = {
+        "num_hidden_layers": 1,
+        "num_key_value_heads": heads,
+        "head_dim": config["hidden_size"] // heads,
+        "hidden_act": "silu",
+        "rms_norm_eps": 1e-6,
+        "attention_bias": False,
+        "mlp_bias": False,
+        "max_position_embeddings": 2048,
+    }
+    found = {key: config[key] for key in LAYER_KEYS if config.get(key) is not None}
+    layer = {**absent, **found, "rope_parameters": _rope(config, where)}
+    check_layer(layer, where, where)
+    return {key: layer[key] for key in LAYER_KEYS}
+
+
+def _rope(config: Mapping[str, Any], where: str) -> dict[str, Any]:
+    """rope_parameters, or the two keys that stood for them up to transformers 4; SpectrainError where both disagree."""
+    scaling = dict(config.get("rope_scaling") or {})
+    kind = scaling.pop("type", "default")
+    old = {"rope_theta": config.get("rope_theta", 10000.0), "rope_type": kind, **scaling}
+    new = config.get("rope_parameters")
+    if new is None:
+        return old
+    told = [key for key in _OLD_ROPE if config.get(key) is not None]
+    compared = [key for key in old if ("rope_theta" if key == "rope_theta" else "rope_scaling") in told]
+    if any(old[key] != new.get(key) for key in compared):
+        raise SpectrainError(
+            f"{where}: rope_parameters is {new!r}, but {' and '.join(told)} say {old!r}; leave the wrong one out, for "
+            "instance with --set rope_theta=null"
+        )
+    return dict(new)
+
+
+def with_old_rope(layer: Mapping[str, Any]) -> dict[str, Any]:
+    """The layer's keys for readers of any age: rope_parameters, and rope_theta with rope_scaling beside them."""
+    rope = dict(layer["rope_parameters"])
+    theta = rope.pop("rope_theta")
+    scaling = None if rope.get("rope_type", "default") == "default" else rope
+    return {**{key: layer[key] for key in LAYER_KEYS}, "rope_theta": theta, "rope_scaling": scaling}
+
+
+def borrowed_or_own(tensors: Mapping[str, Tensor], target_VH: Tensor) -> tuple[dict[str, Tensor], str]:
+    """Tensors without a copy of the target's embedding, and whether the drafter's is the "target"'s or its "own".
+
+    Equal to the target's, in the kind of number that the checkpoint has, is a copy of it.
+    """
+    if EMBEDDING not in tensors:
+        return dict(tensors), "target"
+    stored_VH = tensors[EMBEDDING]
+    if stored_VH.shape == target_VH.shape and torch.equal(stored_VH, target_VH.to("cpu", stored_VH.dtype)):
+        return {name: tensor for name, tensor in tensors.items() if name != EMBEDDING}, "target"
+    return dict(tensors), "own"
 
 
 def layer_shapes(layer: Mapping[str, Any], width: int, norms: Sequence[str]) -> dict[str, tuple[int, ...]]:

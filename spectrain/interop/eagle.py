@@ -32,7 +32,9 @@ from spectrain.interop._llama_layer import (
 )
 
 NAME = "vllm eagle"
+VLLM_METHOD = "eagle"
 DRAFTER = EagleDrafter
+DRAFTER_TYPE = "eagle"
 ARCHITECTURE = "EagleLlamaForCausalLM"
 TAP_CONVENTION = "no taps: the feature is the last hidden state after the final norm, which the head reads"
 
@@ -72,9 +74,10 @@ def recognises(config: Mapping[str, Any]) -> bool:
     return config.get("architectures") == [ARCHITECTURE]
 
 
-def to_checkpoint(settings: EagleSettings, tensors: Mapping[str, Tensor]) -> tuple[dict[str, Any], dict[str, Tensor]]:
+def to_checkpoint(
+    settings: EagleSettings, tensors: Mapping[str, Tensor], where: str = "the EAGLE drafter"
+) -> tuple[dict[str, Any], dict[str, Tensor]]:
     """config.json and tensors that vLLM loads; raises SpectrainError on anything it would load wrongly."""
-    where = "the EAGLE drafter"
     check_layer(settings.layer_config, where, where)
     _check_tensors(settings, tensors, where)
     layer = {key: settings.layer_config[key] for key in LAYER_KEYS}
@@ -109,11 +112,11 @@ def draft_vocabulary(tensors: Mapping[str, Tensor]) -> None:
 
 
 def _check_tensors(settings: EagleSettings, tensors: Mapping[str, Tensor], where: str) -> None:
-    H, V = settings.layer_config["hidden_size"], settings.layer_config["vocab_size"]
-    shapes: dict[str, tuple[int, ...]] = {
-        "fc.weight": (H, 2 * H),
-        **layer_shapes(settings.layer_config, H, ()),
-        EMBEDDING: (V, H),
-    }
-    check_shapes(tensors, shapes, {EMBEDDING}, where)
+    check_shapes(tensors, shapes(settings), {EMBEDDING}, where)
     check_dtype(tensors, where)
+
+
+def shapes(settings: EagleSettings) -> dict[str, tuple[int, ...]]:
+    """What each tensor's shape has to be, the embedding's included."""
+    H, V = settings.layer_config["hidden_size"], settings.layer_config["vocab_size"]
+    return {"fc.weight": (H, 2 * H), **layer_shapes(settings.layer_config, H, ()), EMBEDDING: (V, H)}

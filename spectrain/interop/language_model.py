@@ -28,6 +28,7 @@ from spectrain.errors import SpectrainError
 from spectrain.interop._checkpoint import check_keys, check_shapes
 
 NAME = "transformers causal language model"
+VLLM_METHOD = "draft_model"
 DRAFTER = LanguageModelDrafter
 TAP_CONVENTION = None  # a draft model reads tokens alone
 
@@ -44,9 +45,9 @@ def from_drafter(
     drafter: LanguageModelDrafter, target: str, architectures: Sequence[str]
 ) -> tuple[dict[str, Any], dict[str, Tensor]]:
     """config.json and tensors as transformers writes them; the target is known to the server and to the manifest."""
-    model = drafter.plain()
+    model = drafter.as_saved().model
     # Keys that the class does not know came with a checkpoint made elsewhere and change nothing that it computes.
-    known = _known_keys(type(model.config))
+    known = known_keys(type(model.config))
     config = {key: value for key, value in model.config.to_diff_dict().items() if key in known}
     named = {"architectures": [type(model).__name__], "dtype": str(model.dtype).removeprefix("torch.")}
     return {**named, **{key: value for key, value in config.items() if key not in named}}, stored_tensors(model)
@@ -88,7 +89,7 @@ def from_checkpoint(
         found = f"{config['architectures']} with model_type {config['model_type']!r}"
         raise SpectrainError(f"{where_config}: expected a causal language model of transformers, found {found}")
     kind = CONFIG_MAPPING[config["model_type"]]
-    check_keys(config, (), _known_keys(kind), where_config)
+    check_keys(config, (), known_keys(kind), where_config)
     try:
         parsed = kind.from_dict(dict(config))
         with torch.device("meta"):
@@ -116,7 +117,8 @@ def stored_tensors(model: PreTrainedModel) -> dict[str, Tensor]:
     return revert_weight_conversion(model, kept)
 
 
-def _known_keys(kind: type[PreTrainedConfig]) -> set[str]:
+def known_keys(kind: type[PreTrainedConfig]) -> set[str]:
+    """Keys that an architecture's config.json may have."""
     fields = {field.name for field in dataclasses.fields(kind)}
     return {*fields, "model_type", "transformers_version", "dtype"}
 

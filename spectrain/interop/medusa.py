@@ -21,6 +21,7 @@ from spectrain.errors import SpectrainError
 from spectrain.interop._checkpoint import check_keys, check_shapes
 
 NAME = "vllm medusa"
+VLLM_METHOD = "medusa"
 DRAFTER = MedusaDrafter
 ARCHITECTURE = "MedusaModel"
 TAP_CONVENTION = None  # Medusa reads the last hidden state alone
@@ -49,21 +50,27 @@ def from_drafter(
     drafter: MedusaDrafter, target: str, architectures: Sequence[str]
 ) -> tuple[dict[str, Any], dict[str, Tensor]]:
     """config.json and tensors of a drafter; the target is known to the server and to the manifest."""
-    config = {
-        "architectures": [ARCHITECTURE],
-        "model_type": "medusa",
-        "hidden_size": drafter.hidden_size,
-        "vocab_size": drafter.vocab_size,
-        "num_heads": drafter.config.heads,
-        "num_hidden_layers": drafter.config.layers,
-        "medusa_fc_bias": True,
-        "original_lm_head": drafter.config.head == "shared",
-    }
+    settings, shared = drafter.config, drafter.config.head == "shared"
+    config = config_of(drafter.hidden_size, drafter.vocab_size, settings.heads, settings.layers, shared=shared)
     # Adapters of a target that was trained with the heads went into that target.
     tensors = {name: tensor for name, tensor in drafter.state_dict().items() if not name.startswith("adapter.")}
-    if drafter.config.head == "shared":
+    if shared:
         tensors["lm_heads.0.weight"] = drafter.borrowed().weight_VH
     return config, tensors
+
+
+def config_of(hidden_size: int, vocab_size: int, heads: int, layers: int, *, shared: bool) -> dict[str, Any]:
+    """config.json of heads with biases."""
+    return {
+        "architectures": [ARCHITECTURE],
+        "model_type": "medusa",
+        "hidden_size": hidden_size,
+        "vocab_size": vocab_size,
+        "num_heads": heads,
+        "num_hidden_layers": layers,
+        "medusa_fc_bias": True,
+        "original_lm_head": shared,
+    }
 
 
 def to_drafter(

@@ -29,6 +29,7 @@ from spectrain.interop._llama_layer import (
 )
 
 NAME = "speculators eagle3"
+VLLM_METHOD = "eagle3"
 DRAFTER = Eagle3Drafter
 ARCHITECTURE = "Eagle3Speculator"
 TAP_CONVENTION = "layer input: tap k is the residual stream entering layer k (hidden_states[k])"
@@ -113,9 +114,10 @@ def recognises(config: Mapping[str, Any]) -> bool:
     return config.get("speculators_model_type") == "eagle3" or config.get("architectures") == [ARCHITECTURE]
 
 
-def to_checkpoint(settings: Eagle3Settings, tensors: Mapping[str, Tensor]) -> tuple[dict[str, Any], dict[str, Tensor]]:
+def to_checkpoint(
+    settings: Eagle3Settings, tensors: Mapping[str, Tensor], where: str = "the EAGLE-3 drafter"
+) -> tuple[dict[str, Any], dict[str, Tensor]]:
     """config.json and tensors that vLLM loads; raises SpectrainError on anything it would load wrongly."""
-    where = "the EAGLE-3 drafter"
     _check_settings(settings, where)
     _check_tensors(settings, tensors, where)
     proposal = {
@@ -223,7 +225,7 @@ def _check_settings(settings: Eagle3Settings, where: str) -> None:
 
 
 def _check_tensors(settings: Eagle3Settings, tensors: Mapping[str, Tensor], where: str) -> None:
-    check_shapes(tensors, _shapes(settings), set() if settings.embed_requires_grad else {EMBEDDING}, where)
+    check_shapes(tensors, shapes(settings), set() if settings.embed_requires_grad else {EMBEDDING}, where)
     weights = {name: tensor for name, tensor in tensors.items() if name not in {"d2t", "t2d"}}
     check_dtype(weights, where)
     for name, wanted in {"d2t": torch.int64, "t2d": torch.bool}.items():
@@ -253,7 +255,8 @@ def _check_maps(ids_D: Tensor, t2d_V: Tensor, where: str) -> None:
         raise SpectrainError(f"{where}: t2d[{token}] is {bool(t2d_V[token])}, but d2t says {not t2d_V[token]}")
 
 
-def _shapes(settings: Eagle3Settings) -> dict[str, tuple[int, ...]]:
+def shapes(settings: Eagle3Settings) -> dict[str, tuple[int, ...]]:
+    """What each tensor's shape has to be, the embedding's included."""
     layer = settings.layer_config
     H, V, D = layer["hidden_size"], layer["vocab_size"], settings.draft_vocab_size
     return {

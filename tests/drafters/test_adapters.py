@@ -64,7 +64,7 @@ def test_at_first_it_says_what_its_start_says(tiny_target, architecture):
     drafter, start = built(target), built(target, lora=None)
     assert torch.equal(logits(drafter.model), logits(start.model))
     assert type(drafter.model) is type(start.model)
-    assert_same(values(drafter.plain()), values(start.model))
+    assert_same(values(drafter.as_saved().model), values(start.model))
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
@@ -90,7 +90,7 @@ def test_adapters_alone_train_in_every_linear_layer_but_the_head(tiny_target, dt
 def test_merged_says_the_same_and_what_trains_is_not_touched(tiny_target, architecture, tied):
     drafter = built(tiny_target(architecture, tie_word_embeddings=tied), trained=0.2)
     before, start = values(drafter), logits(built(tiny_target(architecture, tie_word_embeddings=tied)).model)
-    plain = drafter.plain()
+    plain = drafter.as_saved().model
     assert not any("lora" in name for name, _ in plain.named_modules())
     assert type(plain) is type(drafter.model)
     torch.testing.assert_close(logits(plain), logits(drafter.model))
@@ -108,7 +108,7 @@ def test_a_layer_is_the_formula(tiny_target):
     drafter = built(tiny_target("llama"), layers=(2,), trained=0.3)
     layer = drafter.model.model.layers[0].self_attn.q_proj
     a, b = layer.lora_A["default"].weight, layer.lora_B["default"].weight
-    merged = drafter.plain().model.layers[0].self_attn.q_proj.weight
+    merged = drafter.as_saved().model.model.layers[0].self_attn.q_proj.weight
     torch.testing.assert_close(merged, layer.base_layer.weight + 8 / 4 * b @ a)
 
 
@@ -116,7 +116,7 @@ def test_a_layer_is_the_formula(tiny_target):
 def test_wherever_it_starts(tiny_target, start):
     target = tiny_target("llama", dtype=torch.float32)
     drafter = built(target, trained=0.1, **start)
-    torch.testing.assert_close(logits(drafter.plain()), logits(drafter.model), rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(logits(drafter.as_saved().model), logits(drafter.model), rtol=1e-4, atol=1e-4)
     assert torch.equal(logits(built(target, **start).model), logits(built(target, **start, lora=None).model))
 
 
@@ -126,7 +126,7 @@ def test_a_smaller_model_is_adapted_too(tiny_target, tiny_model, word_tokenizer,
     word_tokenizer(24).save_pretrained(tmp_path)
     drafter = built(tiny_target("llama", layers=2), start=str(tmp_path))
     assert all(("lora_" in name) == parameter.requires_grad for name, parameter in drafter.named_parameters())
-    torch.testing.assert_close(logits(drafter.plain()), logits(small)[:, :24])
+    torch.testing.assert_close(logits(drafter.as_saved().model), logits(small)[:, :24])
 
 
 def test_settings_are_checked():
@@ -173,7 +173,7 @@ def test_gradients_are_in_the_adapters_only_and_those_of_the_full_formula(toy):
     target, drafter, batch = toy
     loss_of(target, drafter, batch).backward()
     assert all((parameter.grad is not None) == parameter.requires_grad for parameter in drafter.parameters())
-    whole = LanguageModelDrafter(drafter.config, drafter.plain().requires_grad_(True))
+    whole = LanguageModelDrafter(drafter.config, drafter.as_saved().model.requires_grad_(True))
     whole.bind(target)
     loss_of(target, whole, batch).backward()
     for name in ("model.layers.0.self_attn.q_proj", "model.layers.2.mlp.down_proj"):
@@ -206,7 +206,7 @@ def test_the_loss_falls_and_only_the_adapters_move(toy):
     assert losses[-1] < 0.6 * losses[0]
     for name, tensor in drafter.state_dict().items():
         assert torch.equal(tensor, before[name]) == ("lora_" not in name), name
-    merged = LanguageModelDrafter(drafter.config, drafter.plain())
+    merged = LanguageModelDrafter(drafter.config, drafter.as_saved().model)
     merged.bind(target)
     torch.testing.assert_close(loss_of(target, merged, batch), loss_of(target, drafter, batch), rtol=1e-4, atol=1e-5)
 
@@ -268,7 +268,7 @@ def test_a_warm_start_takes_what_the_other_says(tiny_target, other, lora):
     assert not any(parameter.any() for name, parameter in adapters.items() if "lora_B" in name)
     if lora is not None:
         assert all(parameter.requires_grad == (name in adapters) for name, parameter in new.named_parameters())
-        assert_same(values(new.plain()), values(old.plain()))
+        assert_same(values(new.as_saved().model), values(old.as_saved().model))
 
 
 def test_what_does_not_fit_a_warm_start_is_refused(tiny_target):
@@ -295,7 +295,7 @@ def test_what_does_not_fit_a_warm_start_is_refused(tiny_target):
 def test_greedy_is_plain_with_adapters_and_with_them_merged(tiny_target, shape):
     target = tiny_target("llama", layers=3)
     drafter = built(target, layers=(0, 1, 2), trained=0.05)
-    merged = LanguageModelDrafter(drafter.config, drafter.plain())
+    merged = LanguageModelDrafter(drafter.config, drafter.as_saved().model)
     merged.bind(target)
     settings: dict[str, Any] = {"sampler": Sampler(), "max_new_tokens": 12, "eos_ids": ()}
     both = [generate_batch(target, d, PROMPTS, seeds=range(3), shape=shape, **settings) for d in (drafter, merged)]

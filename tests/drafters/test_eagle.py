@@ -193,9 +193,14 @@ def loss_of(lab: Any, batch: FeatureBatch | None = None, weights: Any = None, **
 class Given(nn.Module):
     """Says these features at every depth, whatever it is given."""
 
+    name = "given"
+
     def __init__(self, lab: Any, said: list[torch.Tensor]) -> None:
         super().__init__()
         self.lab, self.said = [lab], said
+
+    def shifts(self) -> tuple[int, ...]:
+        return self.lab[0].drafter.shifts(len(self.said))
 
     def forward(self, batch: FeatureBatch, depths: int | None = None) -> Any:
         output = self.lab[0].drafter(batch, depths or len(self.said))

@@ -221,7 +221,7 @@ def test_a_bundle_of_adapters_is_a_plain_one_and_keeps_them_where_asked(chat_fol
     assert again.config == drafter.config
     assert not any("lora_" in name for name, _ in again.named_parameters())  # and it is not wrapped again
     assert all(parameter.requires_grad for parameter in again.parameters())
-    plain = drafter.plain().state_dict()
+    plain = drafter.as_saved().model.state_dict()
     assert all(torch.equal(tensor, plain[name]) for name, tensor in again.model.state_dict().items())
     told = json.loads((folder / "adapter" / "adapter_config.json").read_text())
     assert (told["peft_type"], told["r"], told["lora_alpha"], told["lora_dropout"]) == ("LORA", 4, 8, 0)

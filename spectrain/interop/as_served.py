@@ -1,0 +1,122 @@
+"""The serving formats that bundles are written in, as layouts: what others wrote in them comes in strictly."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+from transformers import CONFIG_MAPPING
+
+from spectrain.errors import SpectrainError
+from spectrain.interop import eagle, language_model, medusa, speculators_eagle3
+from spectrain.interop._checkpoint import WEIGHTS_FILE, check_keys
+from spectrain.interop._layout import Checkpoint, Native
+from spectrain.interop._llama_layer import INERT_KEYS, borrowed_or_own, layer_of
+from spectrain.interop._parts import TargetParts
+
+# Names of a weight that is tied to the embedding, as older checkpoints store it a second time.
+_TIED = ("lm_head.weight", "output.weight", "embed_out.weight")
+_LIBRARY_CLASS = "Eagle3DraftModel"  # what the speculators library calls what it saves; servers know the other name
+_OLD_KEYS = ("torch_dtype", "rope_theta", "rope_scaling")
+
+
+@dataclass(frozen=True)
+class AsServed:
+    """A serving format by the name that commands know it by; ``adapt`` is what is done to a checkpoint made elsewhere
+    before it is checked."""
+
+    NAME: str
+    ABOUT: str
+    module: Any
+    adapt: Callable[[Mapping[str, Any], Mapping[str, Tensor], TargetParts, str], Native]
+    WEIGHTS: str = WEIGHTS_FILE
+
+    @property
+    def FORMAT(self) -> str:  # noqa: N802 - the name of a constant where a layout is a module
+        return cast(str, self.module.NAME)
+
+    def recognises(self, config: Mapping[str, Any], names: Collection[str]) -> bool:
+        return bool(self.module.recognises(config))
+
+    def from_native(self, config: Mapping[str, Any], tensors: Mapping[str, Tensor], parts: TargetParts) -> Checkpoint:
+        return dict(config), dict(tensors)
+
+    def to_native(self, config: Mapping[str, Any], tensors: Mapping[str, Tensor], parts: TargetParts,
+                  where: str) -> Native:  # fmt: skip
+        native = self.adapt(config, tensors, parts, where)
+        self.module.from_checkpoint(native.config, native.tensors, where)
+        return native
+
+
+def _as_it_is(config: Mapping[str, Any], tensors: Mapping[str, Tensor], parts: TargetParts, where: str) -> Native:
+    return Native(dict(config), dict(tensors))
+
+
+def _speculators(config: Mapping[str, Any], tensors: Mapping[str, Tensor], parts: TargetParts, where: str) -> Native:
+    """What its library leaves out of the layer because it is transformers' default is filled in, which vLLM needs.
+
+    What says nothing of the norm is refused: its readers do not agree on what that means.
+    """
+    norm, layer = "norm_before_residual", "transformer_layer_config"
+    if norm not in config:
+        raise SpectrainError(
+            f"{where}: config.json has no key {norm}, which vLLM takes for true and EAGLE-3 as published for false; if "
+            f"the layer adds the hidden state as it was before its norm, give --set {norm}=false"
+        )
+    whole, notes = dict(config), list[str]()
+    if isinstance(config.get(layer), Mapping):
+        whole[layer] = layer_of(config[layer], (), f"{where}: config.json: {layer}")
+    if config.get("architectures") == [_LIBRARY_CLASS]:
+        whole["architectures"] = [speculators_eagle3.ARCHITECTURE]
+    if config.get("embed_requires_grad"):
+        return Native(whole, dict(tensors))
+    kept, embedding = borrowed_or_own(tensors, parts.embedding_weight)
+    if embedding == "own":
+        whole["embed_requires_grad"] = True
+        notes.append("its embedding was not trained, but is not this target's either: it is kept as the drafter's own")
+    return Native(whole, kept, notes=tuple(notes))
+
+
+def _eagle(config: Mapping[str, Any], tensors: Mapping[str, Tensor], parts: TargetParts, where: str) -> Native:
+    """No key says whose an embedding in the file is: the target's own is left out."""
+    kept, embedding = borrowed_or_own(tensors, parts.embedding_weight)
+    return Native(dict(config), kept, {"type": eagle.DRAFTER_TYPE, "embedding": embedding})
+
+
+def _causal_model(config: Mapping[str, Any], tensors: Mapping[str, Tensor], parts: TargetParts, where: str) -> Native:
+    """Keys of older versions of transformers under their present names, and tied weights once."""
+    kind = CONFIG_MAPPING[config["model_type"]]
+    known = language_model.known_keys(kind)
+    try:
+        parsed = kind.from_dict(dict(config))
+    except Exception as error:  # each architecture checks its own settings in its own way
+        raise SpectrainError(f"{where}: config.json: {type(error).__name__}: {error}") from error
+    if not set(config) <= known:
+        check_keys(config, (), {*known, *INERT_KEYS, *_OLD_KEYS}, f"{where}: config.json")
+        dtype = next(tensor.dtype for tensor in tensors.values() if tensor.is_floating_point())
+        named = {"architectures": config["architectures"], "dtype": str(dtype).removeprefix("torch.")}
+        present = {key: value for key, value in parsed.to_diff_dict().items() if key in known and key not in named}
+        config = {**named, **present}
+    embeddings = [tensor for name, tensor in tensors.items() if name not in _TIED]
+    copies = {
+        name
+        for name in _TIED
+        if name in tensors and parsed.tie_word_embeddings and any(_equal(tensors[name], e) for e in embeddings)
+    }
+    return Native(dict(config), {name: tensor for name, tensor in tensors.items() if name not in copies})
+
+
+def _equal(left: Tensor, right: Tensor) -> bool:
+    return left.shape == right.shape and torch.equal(left, right)
+
+
+SERVED = (
+    AsServed("vllm-eagle3", "EAGLE-3 as vLLM and its speculators library have it", speculators_eagle3, _speculators),
+    AsServed("vllm-eagle", "EAGLE as vLLM has it", eagle, _eagle),
+    AsServed("vllm-medusa", "Medusa heads as vLLM has them", medusa, _as_it_is),
+    AsServed("transformers", "a draft model as transformers (assistant_model) and vLLM have it", language_model,
+             _causal_model),
+)  # fmt: skip

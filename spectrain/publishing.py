@@ -1,0 +1,77 @@
+"""Publishing as a command. Heavy imports wait until it runs, so that ``--help`` is instant."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from spectrain.cli_options import command_parser
+from spectrain.errors import SpectrainError
+
+
+def publish(arguments: Sequence[str], name: str = "spectrain publish") -> None:
+    """Put a measured bundle on the Hub, with its card."""
+    parser = command_parser(
+        name,
+        "Publish a bundle with its acceptance report, its picture and a model card made from them, in one commit that\n"
+        "is read back. Only the bundle's own files leave, without paths of this machine; a bundle that was not\n"
+        "measured, or whose target others cannot fetch, is refused. The token comes from HF_TOKEN or hf auth login.",
+        f"{name} runs/quickstart/bundle ORG/NAME --license apache-2.0 --target ORG/MODEL --target-revision COMMIT \\\n"
+        "      --traffic runs/quickstart/data/train.jsonl --dry-run",
+        "0 published, or all of it was there; 1 disk or permissions",
+    )
+    parser.add_argument("bundle", help="a bundle folder")
+    parser.add_argument("repo", metavar="ORG/NAME", help="a repository on the Hub; one that is not there is made")
+    parser.add_argument("--license", metavar="ID", help="as the Hub names it, such as apache-2.0, llama3.1 or other")
+    parser.add_argument("--license-name", metavar="NAME", help="of a license other")
+    parser.add_argument("--license-link", metavar="URL", help="of a license other")
+    parser.add_argument("--dataset", action="append", metavar="ID", help="a public data set it was trained on; several")
+    parser.add_argument("--notes", metavar="FILE.md", help="text for the card's end, with metadata of its own if any")
+    parser.add_argument("--report", metavar="FILE", help="acceptance.json of this bundle (default: the one in it)")
+    parser.add_argument("--target", metavar="ORG/NAME", help="what others fetch, of a target that was a folder here")
+    parser.add_argument("--target-revision", metavar="COMMIT", help="its commit, 40 hexadecimal digits")
+    parser.add_argument("--traffic", nargs="+", default=[], metavar="FILE", help="chats of which no word may leave")
+    parser.add_argument("--revision", metavar="BRANCH", help="a branch that is there (default: main)")
+    parser.add_argument("--private", action="store_true", help="for you and your organisation alone")
+    parser.add_argument("--dry-run", action="store_true", help="print the files and the card; send nothing")
+    options = parser.parse_args(arguments)
+    from spectrain.hub import gather, send
+
+    publication = gather(_request(options))
+    for note in publication.notes:
+        print(f"note: {note}")
+    if options.dry_run:
+        print("\n".join(f"{size:>14,} bytes  {path}" for path, size in publication.sizes.items()))
+        print(f"\n{publication.card}\ndry run: {len(publication.files)} files for {options.repo}; nothing was sent")
+        return
+    sent = send(publication, private=options.private, branch=options.revision)
+    for path in sent.removed:
+        print(f"removed: {path}")
+    print(f"{'published' if sent.new else 'all of it was there already'}: {sent.url}")
+    print("every file was read back by its digest")
+
+
+def _request(options: argparse.Namespace) -> Any:
+    from spectrain.hub import Request
+
+    bundle = Path(options.bundle)
+    if not bundle.is_dir():
+        raise SpectrainError(f"{bundle} is no folder; publish a bundle that lies here")
+    given = {
+        "license": options.license,
+        "license_name": options.license_name,
+        "license_link": options.license_link,
+        "datasets": options.dataset,
+    }
+    return Request(
+        bundle=bundle,
+        repo=options.repo,
+        metadata={key: value for key, value in given.items() if value is not None},
+        target=options.target,
+        revision=options.target_revision,
+        report=Path(options.report) if options.report else None,
+        notes=Path(options.notes) if options.notes else None,
+        traffic=tuple(options.traffic),
+    )

@@ -1,0 +1,153 @@
+"""The exact commands that serve a bundle, with the k that its report recommends."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from spectrain.errors import SpectrainError
+from spectrain.evaluation.document import read_document
+from spectrain.interop import read_config
+from spectrain.interop.layouts import layouts_of
+from spectrain.manifest import Manifest, read_manifest, target_of
+
+REPORT = "acceptance.json"
+
+
+@dataclass(frozen=True)
+class _Served:
+    """How the servers take a serving format: vLLM's method, SGLang's algorithm and the layout that it needs a bundle
+    in (None: the bundle as it is). None in place of a name: that server has no such drafters."""
+
+    vllm: str
+    sglang: str | None
+    sglang_layout: str | None
+    assistant: bool = False
+
+
+_SERVED = {
+    "speculators eagle3": _Served("eagle3", "EAGLE3", "sglang-eagle3"),
+    "vllm eagle": _Served("eagle", "EAGLE", "eagle"),
+    "vllm medusa": _Served("medusa", None, None),
+    "transformers causal language model": _Served("draft_model", "STANDALONE", None, assistant=True),
+}
+
+
+def serve_commands(bundle: Path, k: int | None = None) -> str:
+    """How vLLM, SGLang and transformers are started with a bundle, as text for a shell; what to mind as comments.
+
+    ``k`` is the number of draft tokens a round; by default what the bundle's report recommends. Raises SpectrainError
+    where there is no report, or it recommends none.
+    """
+    manifest = read_manifest(bundle)
+    how = _SERVED[manifest.checkpoint_format]
+    deepest = read_config(bundle).get("num_heads") if how.vllm == "medusa" else None
+    if k is None:
+        k, why = _recommended(bundle, str(manifest.drafter["type"]))
+    else:
+        why = "as given"
+    if k < 1 or (deepest is not None and k > deepest):
+        most = "" if deepest is None else f" to {deepest}, the number of heads"
+        raise SpectrainError(f"--k {k}: expected a whole number from 1{most}")
+    target = target_of(bundle, manifest)
+    if target is None:
+        raise SpectrainError(f"{bundle} does not say which target it belongs to, so there is nothing to serve")
+    lines = [f"# {k} draft tokens a round: {why}", *_warnings(target, manifest)]
+    lines += ["", "# vLLM", _vllm(bundle, target, manifest, how, k)]
+    lines += ["", "# SGLang", *_sglang(bundle, target, manifest, how, k)]
+    lines += ["", "# transformers", *_transformers(bundle, target, manifest, how, k)]
+    return "\n".join(lines)
+
+
+def _recommended(bundle: Path, family: str) -> tuple[int, str]:
+    """k of the report's first sampler, for the bundle's own drafter, and the reason in words."""
+    path = bundle / REPORT
+    if not path.is_file():
+        raise SpectrainError(
+            f"{bundle} has no {REPORT}: nobody has measured yet whether it pays; evaluate it, or give --k"
+        )
+    block = read_document(path)["samplers"][0]
+    found: dict[str, Any] = block["verdict"]["by_drafter"].get(family, {}).get("overall", {})
+    if not found or found["decision"] != "on":
+        reason = found.get("reason", f"{family} was not measured")
+        raise SpectrainError(
+            f"{path} says to leave it off ({block['name']}): {reason}; to serve it all the same, give --k"
+        )
+    if not found["k"]:
+        raise SpectrainError(
+            f"{path} recommends the tree {found['contender']}, which these servers do not take; give --k"
+        )
+    return int(found["k"]), f"{REPORT} says on, with {found['contender']} ({block['name']})"
+
+
+def _warnings(target: str, manifest: Manifest) -> list[str]:
+    if manifest.derived_from is not None:
+        return [f"# the target is the bundle's own, trained with the drafter: serve {target}, not what it came from"]
+    if Path(target).exists():
+        return [
+            f"# the target {target} is a folder of this machine: give the same model by a name that the server knows"
+        ]
+    return []
+
+
+def _revision(manifest: Manifest, flag: str) -> list[str]:
+    revision = manifest.target.revision if manifest.derived_from is None else None
+    return [flag, revision] if revision else []
+
+
+def _vllm(bundle: Path, target: str, manifest: Manifest, how: _Served, k: int) -> str:
+    settings = {"method": how.vllm, "model": str(bundle), "num_speculative_tokens": k}
+    words = ["vllm", "serve", target, *_revision(manifest, "--revision"), "--speculative-config", json.dumps(settings)]
+    return shlex.join(words)
+
+
+def _sglang(bundle: Path, target: str, manifest: Manifest, how: _Served, k: int) -> list[str]:
+    if how.sglang is None:
+        return [f"# SGLang has no {how.vllm} drafters"]
+    lines, draft = [], str(bundle)
+    if how.sglang_layout is not None:
+        if how.sglang_layout not in {layout.NAME for layout in layouts_of(manifest.checkpoint_format)}:
+            raise SpectrainError(f"there is no layout {how.sglang_layout} of {manifest.checkpoint_format}")
+        if manifest.drafter.get("embedding") == "own":
+            return ["# SGLang puts the target's embedding in the place of this drafter's own: it cannot serve it"]
+        draft = f"{bundle}-{how.sglang_layout}"
+        lines.append(shlex.join(["spectrain", "export", str(bundle), how.sglang_layout, draft]))
+    words = ["python", "-m", "sglang.launch_server", "--model-path", target, *_revision(manifest, "--revision"),
+             "--speculative-algorithm", how.sglang, "--speculative-draft-model-path", draft,
+             "--speculative-num-steps", str(k), "--speculative-eagle-topk", "1",
+             "--speculative-num-draft-tokens", str(k + 1)]  # fmt: skip
+    return [*lines, shlex.join(words)]
+
+
+def _transformers(bundle: Path, target: str, manifest: Manifest, how: _Served, k: int) -> list[str]:
+    if not how.assistant:
+        return [f"# transformers' generate has no {how.vllm} drafters; spectrain's own does:", *_spectrain(bundle, k)]
+    at = "".join(f", revision={word!r}" for word in _revision(manifest, "")[1:])
+    program = [
+        "from transformers import AutoModelForCausalLM, AutoTokenizer",
+        f"tokenizer = AutoTokenizer.from_pretrained({target!r}{at})",
+        f"target = AutoModelForCausalLM.from_pretrained({target!r}{at})",
+        f"draft = AutoModelForCausalLM.from_pretrained({str(bundle)!r})",
+        # generate() does not hand these two on to the assistant.
+        f"draft.generation_config.num_assistant_tokens = {k}",
+        'draft.generation_config.num_assistant_tokens_schedule = "constant"',
+        'prompt = tokenizer("Once upon a time", return_tensors="pt")',
+        "print(tokenizer.decode(target.generate(**prompt, assistant_model=draft, max_new_tokens=64)[0]))",
+    ]
+    return _python(program)
+
+
+def _spectrain(bundle: Path, k: int) -> list[str]:
+    return _python(
+        [
+            "from spectrain import generate, load_bundle",
+            f'print(generate(load_bundle({str(bundle)!r}), "Once upon a time", k={k}).text)',
+        ]
+    )
+
+
+def _python(program: list[str]) -> list[str]:
+    return [f"python -c {shlex.quote(chr(10).join(program))}"]

@@ -1,0 +1,123 @@
+"""The card: what it says, and that the Hub's own reader finds every number in it."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from dataclasses import asdict
+from pathlib import Path
+
+import pytest
+from huggingface_hub import ModelCard
+from test_gather import edit
+
+from spectrain.bundle import read_bundle
+from spectrain.files import file_digest
+from spectrain.hub import gather
+from spectrain.hub.card import serving
+from spectrain.identity import target_identity
+from spectrain.manifest import MANIFEST_FILE, read_manifest
+
+
+@pytest.fixture
+def changed(run, bundle, chat_folder):
+    """The bundle as if its target had been trained with it: that one lies in it, and was measured."""
+    shutil.copytree(chat_folder, bundle / "target")
+    own = target_identity(bundle / "target", "target")
+    before = read_manifest(bundle).target.model_dump(mode="json")
+    files = {f"target/{path.name}": file_digest(path) for path in (bundle / "target").iterdir()}
+
+    def move(manifest):
+        manifest.update(target=asdict(own), derived_from=before)
+        manifest["files"].update(files)
+
+    edit(bundle / MANIFEST_FILE, move)
+    origin = {"name": "target", "weights": before["weights_digest"]}
+    record = {"name": "run/bundle/target", "weights": own.weights_digest, "derived_from": origin}
+    edit(bundle / "acceptance.json", lambda document: document["context"]["target"].update(record))
+    read_bundle(bundle)
+    return bundle
+
+
+def test_the_hub_reads_the_metadata_and_every_number_with_its_interval(request_of, bundle):
+    given = {
+        "license": "other",
+        "license_name": "house",
+        "license_link": "https://example.com/l",
+        "datasets": ["org/d"],
+    }
+    card = ModelCard(gather(request_of(metadata=given)).card)
+    data = card.data
+    assert (data.base_model, data.base_model_relation) == ("org/target", "adapter")
+    assert (data.license, data.license_name, data.datasets) == ("other", "house", ["org/d"])
+    assert (data.library_name, data.pipeline_tag) == ("spectrain", "text-generation")
+    assert {"speculative-decoding", "eagle3", "vllm"} <= set(data.tags)
+    contender = json.loads((bundle / "acceptance.json").read_text())["samplers"][0]["contenders"][-1]["pooled"]
+    numbers = {"tokens_per_round": contender["tokens_per_round"], "decode_speedup": contender["speedup"]["decode"]}
+    assert {result.metric_type for result in data.eval_results} == set(numbers)
+    for result in data.eval_results:
+        number = numbers[result.metric_type]
+        assert result.metric_value == pytest.approx(number["value"], abs=1e-4)
+        assert result.metric_args["low"] == pytest.approx(number["low"], abs=1e-4)
+        assert result.metric_args["high"] == pytest.approx(number["high"], abs=1e-4)
+        assert result.metric_args["confidence"] == 0.95
+        assert result.metric_name.endswith("eagle3 k=2")
+
+
+def test_the_text_tells_what_a_stranger_needs(publication, bundle):
+    text = publication.card
+    serve = {"method": "eagle3", "model": "org/drafter", "num_speculative_tokens": 2}
+    assert f"    vllm serve org/target --revision {'c' * 40} --speculative-config '{json.dumps(serve)}'" in text
+    assert "](report.png)" in text
+    assert "**Leave it off.**" in text  # four conversations are too few
+    assert "Exact in law, whatever is drafted: eagle3 k=2." in text
+    assert "4 greedy outputs compared with plain decoding, 4 equal" in text
+    assert "seconds on the trainer's machine" in text
+    assert "| optim.lr | 5e-05 |" in text
+    assert '| data.train.0 | "train.jsonl" |' in text
+    assert "reduced vocabulary" in text
+    assert "evaluation.k" not in text
+    assert read_manifest(bundle).data_digests["train"] in text
+
+
+def test_notes_bring_metadata_and_end_the_card(request_of, tmp_path):
+    notes = tmp_path / "notes.md"
+    notes.write_text("---\nlanguage: [en]\ntags: [desk, vllm]\nlicense: mit\n---\n\n## Thanks\n\nto all\n")
+    publication = gather(request_of(notes=notes))
+    data = ModelCard(publication.card).data
+    assert (data.language, data.license) == (["en"], "apache-2.0")  # an option comes first
+    assert data.tags.count("vllm") == 1
+    assert "desk" in data.tags
+    assert publication.card.endswith("## Thanks\n\nto all\n")
+
+
+def test_a_target_that_was_trained_too_is_another_model(request_of, changed):
+    publication = gather(request_of(bundle=changed))
+    text, data = publication.card, ModelCard(publication.card).data
+    assert (data.base_model, data.base_model_relation) == ("org/target", "finetune")
+    assert "target/model.safetensors" in publication.files
+    assert "it is another\nmodel than org/target" in text
+    assert "Exact in the law of the bundle's own, changed target, which is not the original's: eagle3 k=2." in text
+    assert "    hf download org/drafter --local-dir drafter" in text
+    assert "    vllm serve ./drafter/target --speculative-config" in text
+    document = json.loads(publication.files["acceptance.json"])
+    assert document["context"]["target"]["name"] == "org/target, changed"
+
+
+def test_what_serves_each_format():
+    (line,) = serving("org/d", "org/t", "c" * 40, False, "draft_model", 5)
+    assert line.endswith("""'{"method": "draft_model", "model": "org/d", "num_speculative_tokens": 5}'""")
+
+
+def test_a_faster_baseline_is_not_hidden(request_of, bundle):
+    def slower(document):
+        best = document["samplers"][0]["verdict"]["overall"]["best"]
+        best.update(contender="ngram k=2", drafter="ngram")
+
+    edit(bundle / "acceptance.json", slower)
+    assert "On the same chats ngram k=2 was faster." in gather(request_of()).card
+
+
+def test_a_card_from_elsewhere_has_no_training_time(request_of, bundle, tmp_path):
+    away = Path(shutil.copytree(bundle, tmp_path / "away" / "copy"))
+    assert "trainer's machine" not in gather(request_of(bundle=away)).card

@@ -1,0 +1,112 @@
+"""The commands that serve a bundle: words that a shell takes as they are meant, with the k of the report."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+
+from spectrain.bundle import save_drafter
+from spectrain.drafters.language_model import LanguageModelConfig, LanguageModelDrafter
+from spectrain.drafters.medusa import MedusaConfig, MedusaDrafter
+from spectrain.errors import SpectrainError
+from spectrain.identity import TargetIdentity
+from spectrain.serving import serve_commands
+
+HUB = TargetIdentity("LlamaForCausalLM", "c" * 64, "w" * 64, "org/it's a target", "abc")
+
+
+@pytest.fixture
+def bundle(finished_run, tmp_path):
+    return Path(shutil.copytree(finished_run / "run/bundle", tmp_path / "a bundle"))
+
+
+def words(text, start):
+    """The words of the command that starts so."""
+    (line,) = [found for found in text.split("\n# ") if start in found]
+    return shlex.split(line[line.index(start) :])
+
+
+def save(kind, config, target, folder, identity=HUB):
+    drafter = kind.build(config, target, torch.ones(target.vocab_size))
+    save_drafter(folder, drafter, target=identity, tokenizer=target.tokenizer, sampler={}, recipe={}, data_digests={})
+    return folder
+
+
+def decide(bundle, **changes):
+    """Change the verdict of the bundle's report."""
+    path = bundle / "acceptance.json"
+    document = json.loads(path.read_text())
+    document["samplers"][0]["verdict"]["by_drafter"]["eagle3"]["overall"].update(changes)
+    path.write_text(json.dumps(document))
+
+
+def test_the_report_says_how_many_tokens(bundle, chat_folder):
+    decide(bundle, decision="on", k=4, contender="eagle3 k=4", reason="the interval lies above 1")
+    text = serve_commands(bundle)
+    assert text.startswith("# 4 draft tokens a round: acceptance.json says on, with eagle3 k=4 (")
+    found = words(text, "vllm serve")
+    assert found[:3] == ["vllm", "serve", str(chat_folder)]
+    assert json.loads(found[-1]) == {"method": "eagle3", "model": str(bundle), "num_speculative_tokens": 4}
+    export, found = text.split("# SGLang\n")[1].split("\n")[:2]
+    assert shlex.split(export) == ["spectrain", "export", str(bundle), "sglang-eagle3", f"{bundle}-sglang-eagle3"]
+    found = shlex.split(found)
+    assert found[found.index("--speculative-num-steps") + 1] == "4"
+    assert found[found.index("--speculative-num-draft-tokens") + 1] == "5"
+    assert found[found.index("--speculative-algorithm") + 1] == "EAGLE3"
+    assert "# transformers' generate has no eagle3 drafters" in text
+    assert "is a folder of this machine" in text
+
+
+def test_without_a_recommendation_k_has_to_be_given(bundle):
+    decide(bundle, decision="off", k=0, contender=None, reason="slower than plain decoding")
+    with pytest.raises(SpectrainError, match=r"says to leave it off \(.*\): slower than plain decoding; .*give --k"):
+        serve_commands(bundle)
+    decide(bundle, decision="on", k=None, contender="eagle3 tree")
+    with pytest.raises(SpectrainError, match="recommends the tree eagle3 tree"):
+        serve_commands(bundle)
+    (bundle / "acceptance.json").unlink()
+    with pytest.raises(SpectrainError, match=r"has no acceptance\.json"):
+        serve_commands(bundle)
+    assert serve_commands(bundle, 3).startswith("# 3 draft tokens a round: as given")
+    with pytest.raises(SpectrainError, match="--k 0: expected a whole number from 1"):
+        serve_commands(bundle, 0)
+
+
+def test_draft_models_and_revisions(chat_target, tmp_path):
+    folder = save(LanguageModelDrafter, LanguageModelConfig(layers=(0, 7)), chat_target, tmp_path / "bundle")
+    text = serve_commands(folder, 2)
+    found = words(text, "vllm serve")
+    assert found[2:5] == ["org/it's a target", "--revision", "abc"]
+    assert json.loads(found[-1])["method"] == "draft_model"
+    assert "STANDALONE" in text
+    assert "spectrain export" not in text
+    program = words(text, "python -c")[2]
+    compile(program, "it", "exec")
+    assert """from_pretrained("org/it's a target", revision='abc')""" in program
+    assert "num_assistant_tokens = 2" in program
+    assert "folder of this machine" not in text
+
+
+def test_medusa_has_so_many_heads(chat_target, tmp_path):
+    folder = save(MedusaDrafter, MedusaConfig(heads=2), chat_target, tmp_path / "bundle")
+    assert "# SGLang has no medusa drafters" in serve_commands(folder, 2)
+    with pytest.raises(SpectrainError, match="--k 3: expected a whole number from 1 to 2, the number of heads"):
+        serve_commands(folder, 3)
+
+
+def test_a_target_of_its_own_is_what_is_served(chat_target, tmp_path, monkeypatch):
+    def write_more(self, folder):
+        chat_target.model.save_pretrained(folder / "target")
+
+    monkeypatch.setattr(MedusaDrafter, "write_more", write_more)
+    folder = save(MedusaDrafter, MedusaConfig(heads=2), chat_target, tmp_path / "bundle")
+    text = serve_commands(folder, 2)
+    found = words(text, "vllm serve")
+    assert found[2] == str(folder / "target")
+    assert "--revision" not in found
+    assert "# the target is the bundle's own, trained with the drafter" in text
