@@ -13,11 +13,11 @@ import torch
 from transformers import AutoConfig, AutoTokenizer
 
 from spectrain.attention import context
-from spectrain.config import DataConfig, Recipe, TargetConfig, load_recipe
+from spectrain.config import Recipe, TargetConfig, load_recipe
 from spectrain.data.audit import Side, describe
 from spectrain.data.audit_table import table
 from spectrain.data.conversations import encode_usable, load_conversations
-from spectrain.data.dropped import ALWAYS
+from spectrain.data.dropped import ALWAYS, Dropped
 from spectrain.data.preview import chosen, colours, render_row
 from spectrain.data.split import LeakReport, find_leaks
 from spectrain.data.template import set_template_kwargs
@@ -82,8 +82,12 @@ def audit_recipe(recipe: Recipe) -> Audit:
         made = recipe.regenerate is not None and answers.is_file()
         chats = load_conversations(answers) if made else chats
         rows, dropped = encode_usable(chats, tokenizer, data.max_length, drop_bad=True)
+        if recipe.regenerate is not None and not made:
+            dropped = (
+                Dropped()
+            )  # the file's last answers make way for the target's: what is wrong with them is no matter
         sides[side] = Side(chats, rows, traffic.dropped[side] + dropped, made)
-    stops = _stops(data, sides, leaks)
+    stops = _stops(recipe, sides, leaks)
     document = describe(sides, tokenizer, data.max_length, leaks, _draft_ids(recipe, sides["train"], tokenizer))
     document |= {"target": recipe.target.name, "bad_rows": data.bad_rows, "split": traffic.split, "stops": stops,
                  "answers_by_target": recipe.regenerate is not None}  # fmt: skip
@@ -93,10 +97,20 @@ def audit_recipe(recipe: Recipe) -> Audit:
     return Audit(document, sides, tokenizer, stops, folder)
 
 
-def _stops(data: DataConfig, sides: Mapping[str, Side], leaks: LeakReport) -> list[str]:
-    found = []
+def _stops(recipe: Recipe, sides: Mapping[str, Side], leaks: LeakReport) -> list[str]:
+    data, found = recipe.data, []
+    found += [
+        f"{name}: every conversation is left out: {side.dropped}" for name, side in sides.items() if not side.chats
+    ]
+    crowded = sum(side.dropped["no_room"] for side in sides.values())
+    if crowded and data.bad_rows == "error":
+        asked = "" if recipe.regenerate is None else f"regenerate.max_new_tokens {recipe.regenerate.max_new_tokens}, "
+        found.append(
+            f"{crowded} prompts leave no room in the target's context for their answer ({asked}"
+            f"evaluation.max_new_tokens {recipe.evaluation.max_new_tokens}); lower what is asked for"
+        )
     if data.bad_rows == "error":
-        harmless = (*ALWAYS, "duplicate")
+        harmless = (*ALWAYS, "duplicate", "no_room")
         bad = sum(side.dropped.total - sum(side.dropped[reason] for reason in harmless) for side in sides.values())
         found += [f"{bad} rows cannot be used (data.bad_rows=drop leaves them out)"] if bad else []
     if leaks.leaks:

@@ -64,7 +64,7 @@ class Checkpoints:
         found = self.all()
         if not found:
             return Progress()
-        progress = json.loads((found[-1] / "progress.json").read_text(encoding="utf-8"))
+        progress = _read_progress(found[-1])
         if progress["run"] != self.run:
             raise SpectrainError(
                 f"checkpoint {found[-1]} belongs to another run, its settings against these: "
@@ -77,7 +77,10 @@ class Checkpoints:
 
     def load(self, step: int) -> None:
         """Weights, optimizer and random state as they were at a step's checkpoint, on all processes."""
-        self.accelerator.load_state(str(self.at(step) / "state"))
+        try:
+            self.accelerator.load_state(str(self.at(step) / "state"))
+        except Exception as error:  # weights, optimizer, scheduler and random state each have their own reader
+            raise _damaged(self.at(step), f"its state does not load, {type(error).__name__}: {error}") from error
 
     def chosen(self, selection: Selection) -> int:
         """The step whose bundle is the run's: of the best validation, or the latest checkpoint's."""
@@ -125,7 +128,7 @@ class Checkpoints:
         if best is None or not self.accelerator.is_main_process:
             return
         named = {"checkpoint": best.name, "step": selection.step, "tokens_per_round": selection.tokens_per_round}
-        if not file.exists() or json.loads(file.read_text(encoding="utf-8")) != named:
+        if not file.exists() or file.read_text(encoding="utf-8") != json.dumps(named, indent=2) + "\n":
             write_json(file, named)
 
     def _forget_old(self, selection: Selection) -> None:
@@ -134,6 +137,23 @@ class Checkpoints:
                 gone = self.folder / f".{old.name}.partial"
                 os.rename(old, gone)  # one that is half removed must not pass for a checkpoint
                 shutil.rmtree(gone)
+
+
+def _read_progress(checkpoint: Path) -> dict[str, Any]:
+    try:
+        progress: dict[str, Any] = json.loads((checkpoint / "progress.json").read_text(encoding="utf-8"))
+        if not progress.keys() >= {"step", "seconds", "run"}:
+            raise ValueError(f"its keys are {sorted(progress)}")
+        return progress
+    except (ValueError, AttributeError) as error:
+        raise _damaged(checkpoint, f"progress.json: {error}") from error
+
+
+def _damaged(checkpoint: Path, what: str) -> SpectrainError:
+    return SpectrainError(
+        f"checkpoint {checkpoint} is damaged ({what}); delete that folder, and the run goes on from the one before it, "
+        "or from the start"
+    )
 
 
 class Metrics:
@@ -151,6 +171,15 @@ class Metrics:
         if not self.file.exists():
             return []
         return [json.loads(line) for line in self.file.read_text(encoding="utf-8").split("\n")[:-1]]
+
+    def last(self) -> dict[str, Any]:
+        """What is known of the latest step. SpectrainError where nothing is."""
+        rows = self.read()
+        if not rows:
+            raise SpectrainError(
+                f"{self.file} is missing or empty; put it back, or choose another output and train anew"
+            )
+        return rows[-1]
 
     def forget_after(self, step: int) -> None:
         kept = [values for values in self.read() if values["step"] <= step]

@@ -272,7 +272,7 @@ def guarded(command: Callable[..., int | None], arguments: Sequence[str], name: 
 def _refused_by_system(error: Exception) -> str | None:
     """What a full disk, a missing permission or the like says, in one line; None for errors of our own."""
     # The writers of weights are no Python: of a full disk they tell in their own words, and one in none at all.
-    full = getattr(error, "errno", None) == errno.ENOSPC or "No space left" in str(error)
+    full = getattr(error, "errno", None) == errno.ENOSPC or any(w in str(error) for w in ("No space left", "too large"))
     if full or "inline_container" in str(error):
         found = f"{error.strerror}: {error.filename}" if isinstance(error, OSError) and error.filename else error
         return f"writing failed ({found}); free some disk space: the same command goes on from here"

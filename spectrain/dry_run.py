@@ -8,18 +8,22 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
-from transformers import AutoTokenizer
+from transformers import AutoConfig, AutoTokenizer
 
 from spectrain import estimate as counting
+from spectrain.attention import context
 from spectrain.config import Recipe, load_recipe
 from spectrain.data.conversations import Conversation, encode_all, load_conversations
-from spectrain.data.split import split_conversations
+from spectrain.data.template import set_template_kwargs
 from spectrain.errors import SpectrainError
 from spectrain.estimate_table import duration, table
 from spectrain.schedule import Curriculum
+from spectrain.traffic import read_traffic, usable
 from spectrain.workload import rates, workload
 
 UTILISATION = 0.4  # what `spectrain estimate` assumes unless told
@@ -35,6 +39,7 @@ def dry_run(path: Path, overrides: Sequence[str]) -> str:
     except SpectrainError as error:
         raise SpectrainError(f"--dry-run: {error}; these are options of spectrain estimate") from error
     lengths = row_lengths(recipe)
+    print("dry run: measuring this machine ...", file=sys.stderr, flush=True)
     speed = rates(target.dtype, tflops=None, bandwidth=None, utilisation=UTILISATION)
     document = counting.estimate(recipe, target, work, speed, processes)
     steps, how = document["time"]["steps"], "about, since the rows are not known yet"
@@ -55,22 +60,25 @@ def dry_run(path: Path, overrides: Sequence[str]) -> str:
 
 def row_lengths(recipe: Recipe) -> list[int] | None:
     """Tokens of every training row, in order; None where they are not known without work or a tokenizer from afar."""
-    folder = Path(recipe.target.name)
-    chats = _answered(recipe)
-    if chats is None or not (folder / "tokenizer_config.json").is_file():
+    folder, prepared = Path(recipe.target.name), Path(recipe.prepared or recipe.output) / "data"
+    known = recipe.regenerate is None or (prepared / "counts.json").is_file()
+    if not known or not (folder / "tokenizer_config.json").is_file():
         return None
-    rows, _ = encode_all(chats, AutoTokenizer.from_pretrained(folder, trust_remote_code=False), recipe.data.max_length)
+    tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
+    set_template_kwargs(tokenizer, recipe.data.chat_template_kwargs)
+    chats = _given(recipe, tokenizer) if recipe.regenerate is None else load_conversations(prepared / "train.jsonl")
+    rows, _ = encode_all(chats, tokenizer, recipe.data.max_length, drop_bad=recipe.data.bad_rows == "drop")
     return [len(row.ids) for row in rows]
 
 
-def _answered(recipe: Recipe) -> Sequence[Conversation] | None:
-    data = Path(recipe.prepared or recipe.output) / "data"
-    if recipe.regenerate is not None:
-        return load_conversations(data / "train.jsonl") if (data / "counts.json").is_file() else None
-    chats = load_conversations(list(recipe.data.train))
-    if recipe.data.heldout:
-        return chats
-    return split_conversations(chats, heldout_fraction=recipe.data.heldout_fraction, seed=recipe.data.seed).train
+def _given(recipe: Recipe, tokenizer: Any) -> Sequence[Conversation]:
+    """The training chats, as preparing them would leave them."""
+    drop_bad = recipe.data.bad_rows == "drop"
+    traffic = read_traffic(recipe.data, drop_bad=drop_bad, answers=True)
+    if not drop_bad:
+        return traffic.train
+    settings = AutoConfig.from_pretrained(recipe.target.name, trust_remote_code=False).get_text_config(decoder=True)
+    return usable(recipe, traffic, tokenizer, context(settings)).train
 
 
 def steps_done(recipe: Recipe) -> int:

@@ -12,6 +12,7 @@ import math
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import torch
@@ -133,7 +134,7 @@ class Trainer:
                 bar.set_postfix(loss=f"{last['loss']:.3f}", lr=f"{last['lr']:.1e}")
                 if "validation" in last and not quiet:
                     bar.write(f"step {planned.number}: held-out {summary_line(last['validation'])}")
-        last = last or self.tracking.metrics.read()[-1]
+        last = last or self.tracking.metrics.last()
         self.chosen = self.checkpoints.chosen(self.selection)
         if self.chosen != last["step"]:
             self.checkpoints.load(self.chosen)
@@ -159,7 +160,8 @@ class Trainer:
         save = step % config.checkpoint_every == 0 or step == self.total_steps
         if step % config.validate_every == 0 or step == self.total_steps:
             values |= {"validation": describe(self.validate())}
-            self.selection = self.selection.after(step, values["validation"]["tokens_per_round"])
+            found = values["validation"]
+            self.selection = self.selection.after(step, found["tokens_per_round"], fmean(found["alpha"] or [0.0]))
             save |= config.select == "best" and self.selection.step == step
             if self.selection.exhausted(config.patience):
                 values["stopped_early"] = save = True

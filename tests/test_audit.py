@@ -151,3 +151,22 @@ def test_colours_need_a_terminal_that_wants_them(monkeypatch):
     assert not auditing.colours(Terminal(False))
     monkeypatch.setenv("NO_COLOR", "1")
     assert not auditing.colours(Terminal(True))
+
+
+def test_answers_that_the_target_will_replace_stop_nothing(recipe, tmp_path):
+    """Prepare takes these chats up to their last answer, whatever that is."""
+    call = {"type": "function", "function": {"name": "f", "arguments": "{}"}}
+    lost = {"role": "assistant", "content": None, "tool_calls": [call]}  # which the template leaves out
+    add(tmp_path, {"messages": [{"role": "user", "content": "call it"}, lost]}, {"prompt": "no answer"})
+    found = audit_recipe(load_recipe(recipe))
+    assert found.stops == []
+    assert found.document["sides"]["train"]["dropped"] == {"too_long": 0, "nothing_supervised": 0}
+    assert audit_recipe(load_recipe(recipe, OWN)).stops != []
+
+
+def test_a_context_without_room_is_told_with_what_was_asked_for(recipe):
+    stops = audit_recipe(load_recipe(recipe, ["regenerate.max_new_tokens=256"])).stops
+    assert any("every conversation is left out" in stop for stop in stops)
+    assert any("no room in the target's context" in stop and "max_new_tokens 256" in stop for stop in stops)
+    stops = audit_recipe(load_recipe(recipe, ["regenerate.max_new_tokens=256", "data.bad_rows=drop"])).stops
+    assert [stop.split(":")[0] for stop in stops] == ["train", "heldout"]

@@ -10,7 +10,10 @@ from pathlib import Path
 import pytest
 
 from spectrain import cli
+from spectrain.config import load_recipe
+from spectrain.dry_run import row_lengths
 from spectrain.errors import SpectrainError
+from spectrain.pipeline import Run
 
 
 def plan(capsys, recipe: Path, *overrides: str) -> str:
@@ -62,3 +65,17 @@ def test_traffic_that_is_not_here_is_counted_by_hand_elsewhere(make_recipe, tmp_
     (tmp_path / "train.jsonl").unlink()
     with pytest.raises(SpectrainError, match=r"--dry-run: .*--tokens.*options of spectrain estimate"):
         plan(capsys, recipe)
+
+
+def test_rows_are_those_that_training_would_see(make_recipe, tmp_path):
+    """Bad ones and repeated ones are left out here as they are there."""
+    path = make_recipe(tmp_path)
+    for name in ("train", "heldout"):
+        file = tmp_path / f"{name}.jsonl"
+        rows = [json.loads(line) | {"completion": "yes."} for line in file.read_text(encoding="utf-8").splitlines()]
+        file.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    twin = json.dumps({"prompt": "same", "completion": "again"}) + "\n"
+    with (tmp_path / "train.jsonl").open("a", encoding="utf-8") as file:
+        file.write("{\n" + twin + twin)
+    recipe = load_recipe(path, ["regenerate=null", "data.bad_rows=drop", "data.duplicates=drop"])
+    assert len(row_lengths(recipe)) == len(Run(recipe, progress=False).prepare().train_rows) == 9

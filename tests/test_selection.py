@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -51,6 +52,15 @@ def names(folder: Path) -> list[str]:
 
 def best(folder: Path) -> dict:
     return json.loads((folder / "checkpoints" / "best.json").read_text())
+
+
+def test_of_equals_the_one_that_comes_closer_is_the_best():
+    """While nothing is accepted every validation is 1.0: the least trained step must not be the bundle."""
+    selection = Selection()
+    for step, alpha in ((2, 0.1), (4, 0.3), (6, 0.2), (8, 0.3)):
+        selection = selection.after(step, 1.0, alpha)
+    assert (selection.step, selection.since) == (4, 2)
+    assert selection.after(10, 1.1, 0.0).step == 10
 
 
 def test_the_first_of_equals_is_the_best_and_others_count_as_no_better():
@@ -148,3 +158,30 @@ def test_a_run_without_a_record_of_its_best_goes_on(lab, tmp_path):
     trainer = run_of(lab, tmp_path)
     trainer.run()
     assert trainer.chosen == 12
+
+
+@pytest.mark.parametrize(
+    ("damage", "said"),
+    [
+        (
+            lambda folder: (folder / "progress.json").write_text("{}"),
+            r"step-000016 is damaged \(progress.json: its keys",
+        ),
+        (lambda folder: (folder / "progress.json").write_text("{"), r"step-000016 is damaged \(progress.json: "),
+        (lambda folder: os.truncate(next((folder / "state").glob("*.safetensors")), 100), "its state does not load"),
+        (lambda folder: (folder.parents[1] / "metrics.jsonl").unlink(), "metrics.jsonl is missing or empty"),
+    ],
+)
+def test_damaged_state_is_named_with_what_to_do(lab, tmp_path, damage, said):
+    run_of(lab, tmp_path, keep=2).run()
+    damage(tmp_path / "checkpoints" / "step-000016")
+    with pytest.raises(SpectrainError, match=said):
+        run_of(lab, tmp_path, keep=2).run()
+
+
+def test_a_broken_note_of_the_best_is_written_again(lab, tmp_path):
+    run_of(lab, tmp_path).run()
+    wanted = best(tmp_path)
+    (tmp_path / "checkpoints" / "best.json").write_text("{broken")
+    run_of(lab, tmp_path).run()
+    assert best(tmp_path) == wanted
