@@ -124,7 +124,7 @@ def test_a_recipe_reads_plain_words_as_overrides_do(write):
         ("evaluation.trees=[{paths: [[0]], childre: chosen}]", "evaluation.trees.0.childre", "trees.0.children'?"),
         ("evaluation.trees=[{depth: 2, top: 2}]", "evaluation.trees.0.top", "did you mean 'evaluation.trees.0.top_k'?"),
         ("baselines=[{type: ngram, longst: 3}]", "baselines.0.longst", "did you mean 'baselines.0.longest'?"),
-        ("optim.xyzzy=1", "optim.xyzzy", "the keys there are lr, betas"),
+        ("optim.xyzzy=1", "optim.xyzzy", "the keys there are name, lr, betas"),
         ("xyzzy=1", "xyzzy", "the keys there are target, data"),
     ],
 )

@@ -35,7 +35,7 @@ def test_help_comes_without_importing_torch(path):
 
 
 def test_there_is_a_door_for_each():
-    assert [path.name for path in DOORS] == ["batching.py", "decoding.py"]
+    assert [path.name for path in DOORS] == ["batching.py", "decoding.py", "training.py"]
 
 
 def test_decoding_writes_its_numbers_and_prints_a_table(chat_folder, finished_run, traffic, tmp_path, capsys):

@@ -450,8 +450,9 @@ def test_answers_of_the_local_target_and_a_servers_are_not_mixed(answer, serve):
 
 
 CLIENT = """
-import sys
+import signal, sys
 from pathlib import Path
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs start with it ignored
 from spectrain.data.conversations import load_conversations
 from spectrain.regenerate import RegenerateConfig, regenerate
 from spectrain.target import load_target
