@@ -170,3 +170,11 @@ def test_a_context_without_room_is_told_with_what_was_asked_for(recipe):
     assert any("no room in the target's context" in stop and "max_new_tokens 256" in stop for stop in stops)
     stops = audit_recipe(load_recipe(recipe, ["regenerate.max_new_tokens=256", "data.bad_rows=drop"])).stops
     assert [stop.split(":")[0] for stop in stops] == ["train", "heldout"]
+
+
+def test_answers_made_for_another_recipe_are_not_this_ones(recipe, tmp_path):
+    answers = tmp_path / "run" / "data" / "train.jsonl"
+    answers.parent.mkdir(parents=True)
+    answers.write_text(json.dumps({"prompt": "old", "completion": "answer"}) + "\n", encoding="utf-8")
+    train = audit_recipe(load_recipe(recipe, OWN)).document["sides"]["train"]
+    assert (train["conversations"], train["answers"]["by_target"]) == (8, False)

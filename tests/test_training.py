@@ -422,3 +422,10 @@ def test_bfloat16_computes_in_half_and_keeps_full_weights(lab, tmp_path):
     assert 1e-5 < (half - full).norm() / full.norm() < 5e-2
     assert (trainer.drafter.norm.weight != 1).all()  # in bfloat16 a step this small would be lost
     assert trainer.validate().alpha[0] > 0
+
+
+def test_what_a_drafter_draws_differs_by_step_and_by_micro_batch(lab, tmp_path, monkeypatch):
+    trainer, seeds, real = lab.trainer(tmp_path, accumulation=4), list[int](), torch.manual_seed
+    monkeypatch.setattr(torch, "manual_seed", lambda seed: seeds.append(seed) or real(seed))
+    trainer.run()
+    assert len(set(seeds)) == len(seeds) == trainer.total_steps * 4
