@@ -64,7 +64,7 @@ class Checkpoints:
         found = self.all()
         if not found:
             return Progress()
-        progress = _read_progress(found[-1])
+        progress = read_progress(found[-1])
         if progress["run"] != self.run:
             raise SpectrainError(
                 f"checkpoint {found[-1]} belongs to another run, its settings against these: "
@@ -139,7 +139,8 @@ class Checkpoints:
                 shutil.rmtree(gone)
 
 
-def _read_progress(checkpoint: Path) -> dict[str, Any]:
+def read_progress(checkpoint: Path) -> dict[str, Any]:
+    """What a checkpoint says of its place in the run. SpectrainError, naming it, where that cannot be read."""
     try:
         progress: dict[str, Any] = json.loads((checkpoint / "progress.json").read_text(encoding="utf-8"))
         if not progress.keys() >= {"step", "seconds", "run"}:

@@ -7,7 +7,7 @@ import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, TypeVar, get_args
+from typing import Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
 
@@ -16,7 +16,7 @@ from spectrain.data.conversations import load_conversations
 from spectrain.data.template import set_template_kwargs
 from spectrain.drafters import Drafter
 from spectrain.drafters.ngram import NgramConfig, NgramDrafter
-from spectrain.drafters.ranks import RANKS_FILE, measured_tree, read_ranks
+from spectrain.drafters.ranks import RANKS_FILE
 from spectrain.errors import SpectrainError
 from spectrain.evaluation.acceptance import AcceptanceConfig, choose
 from spectrain.evaluation.bundles import (
@@ -29,7 +29,6 @@ from spectrain.evaluation.bundles import (
 from spectrain.evaluation.contenders import AnyTree
 from spectrain.evaluation.exactness import ExactnessConfig, render
 from spectrain.evaluation.exactness import compare as compare_outputs
-from spectrain.evaluation.measured_trees import MeasuredTree
 from spectrain.evaluation.rank_tables import chat_ranks, render_ranks
 from spectrain.evaluation.workbench import prompts_of, shown_name
 from spectrain.exact.sampler import Sampler
@@ -38,8 +37,8 @@ from spectrain.identity import compare_targets
 from spectrain.interop.gguf import convert_gguf as convert
 from spectrain.interop.gguf import package_folder
 from spectrain.manifest import TargetRecord, read_manifest, target_record, template_kwargs
-from spectrain.shapes import Children, DynamicTree, StaticTree
 from spectrain.target import Target, load_target
+from spectrain.tree_options import parse_tree, static_trees
 
 FLAGS = {"samplers": "temperature", "trees": "tree"}  # settings whose flag has another name
 Settings = TypeVar("Settings", bound=BaseModel)
@@ -96,7 +95,7 @@ def exactness(options: argparse.Namespace) -> int:
         verification=tuple(options.verification.split(",")),
         tolerance=options.tolerance,
         seed=options.seed,
-        **({"trees": _static(_trees(options.tree), folder)} if options.tree else {}),
+        **({"trees": static_trees(_trees(options.tree), folder)} if options.tree else {}),
     )
     conversations = load_conversations(options.traffic)
     target = _target(options, folder)
@@ -252,42 +251,6 @@ def _sampler(temperature: float, options: argparse.Namespace) -> Sampler:
 
 def _trees(texts: Sequence[str] | None) -> tuple[AnyTree, ...]:
     return tuple(map(parse_tree, texts or ()))
-
-
-def _static(trees: Sequence[AnyTree], folder: Path | None) -> list[StaticTree | DynamicTree]:
-    """Measured trees as they are for one bundle at T=0."""
-    found: list[StaticTree | DynamicTree] = []
-    for tree in trees:
-        if not isinstance(tree, MeasuredTree):
-            found.append(tree)
-        elif folder is None:
-            raise SpectrainError("--tree measured:NODES is made from the ranks of a bundle; give one with --bundle")
-        else:
-            found.append(measured_tree(read_ranks(folder), Sampler(), tree.nodes))
-    return found
-
-
-def parse_tree(text: str) -> AnyTree:
-    """``dynamic:DEPTH,TOP_K,NODES``, ``measured:NODES``, or nodes as paths of ranks, ``0;1;0,0``, after what their
-    children are."""
-    kind, _, body = text.rpartition(":")
-    try:
-        rows = tuple(tuple(int(number) for number in row.split(",")) for row in body.split(";"))
-    except ValueError:
-        rows = ()
-    dynamic = kind == "dynamic" and len(rows) == 1 and len(rows[0]) == 3
-    by_size = kind == "measured" and len(rows) == 1 and len(rows[0]) == 1
-    if not rows or not (dynamic or by_size or kind in ("", *get_args(Children))):
-        raise SpectrainError(
-            f"--tree {text!r}: expected dynamic:DEPTH,TOP_K,NODES, for instance dynamic:5,4,16, measured:NODES, or "
-            "nodes as paths of ranks, for instance '0;1;0,0'"
-        )
-    try:
-        if by_size:
-            return MeasuredTree(rows[0][0])
-        return DynamicTree(*rows[0]) if dynamic else StaticTree(rows, kind or "distinct")  # type: ignore[arg-type]
-    except SpectrainError as error:
-        raise SpectrainError(f"--tree {text!r}: {error}") from error
 
 
 def _numbers(text: str, flag: str, kind: type) -> list[Any]:

@@ -6,7 +6,6 @@ once prepared.
 
 from __future__ import annotations
 
-import json
 import os
 import sys
 from collections.abc import Sequence
@@ -17,6 +16,7 @@ from transformers import AutoConfig, AutoTokenizer
 
 from spectrain import estimate as counting
 from spectrain.attention import context
+from spectrain.checkpoints import read_progress
 from spectrain.config import Recipe, load_recipe
 from spectrain.data.conversations import Conversation, encode_all, load_conversations
 from spectrain.data.template import set_template_kwargs
@@ -84,4 +84,4 @@ def _given(recipe: Recipe, tokenizer: Any) -> Sequence[Conversation]:
 def steps_done(recipe: Recipe) -> int:
     """Steps that a run would go on from."""
     found = (Path(recipe.output) / "training" / "checkpoints").glob("step-*/progress.json")
-    return max((json.loads(path.read_text(encoding="utf-8"))["step"] for path in found), default=0)
+    return max((read_progress(path.parent)["step"] for path in found), default=0)

@@ -4,36 +4,16 @@ from __future__ import annotations
 
 import json
 import shlex
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from spectrain.errors import SpectrainError
 from spectrain.evaluation.document import read_document
-from spectrain.interop import read_config
+from spectrain.interop import Served, format_of_config, read_config
 from spectrain.interop.layouts import layouts_of
 from spectrain.manifest import Manifest, read_manifest, target_of
 
 REPORT = "acceptance.json"
-
-
-@dataclass(frozen=True)
-class _Served:
-    """How the servers take a serving format: vLLM's method, SGLang's algorithm and the layout that it needs a bundle
-    in (None: the bundle as it is). None in place of a name: that server has no such drafters."""
-
-    vllm: str
-    sglang: str | None
-    sglang_layout: str | None
-    assistant: bool = False
-
-
-_SERVED = {
-    "speculators eagle3": _Served("eagle3", "EAGLE3", "sglang-eagle3"),
-    "vllm eagle": _Served("eagle", "EAGLE", "eagle"),
-    "vllm medusa": _Served("medusa", None, None),
-    "transformers causal language model": _Served("draft_model", "STANDALONE", None, assistant=True),
-}
 
 
 def serve_commands(bundle: Path, k: int | None = None) -> str:
@@ -43,8 +23,9 @@ def serve_commands(bundle: Path, k: int | None = None) -> str:
     where there is no report, or it recommends none.
     """
     manifest = read_manifest(bundle)
-    how = _SERVED[manifest.checkpoint_format]
-    deepest = read_config(bundle).get("num_heads") if how.vllm == "medusa" else None
+    config = read_config(bundle)
+    how = format_of_config(config, str(bundle)).SERVED
+    deepest = None if how.most is None else config.get(how.most)
     if k is None:
         k, why = _recommended(bundle, str(manifest.drafter["type"]))
     else:
@@ -98,13 +79,13 @@ def _revision(manifest: Manifest, flag: str) -> list[str]:
     return [flag, revision] if revision else []
 
 
-def _vllm(bundle: Path, target: str, manifest: Manifest, how: _Served, k: int) -> str:
+def _vllm(bundle: Path, target: str, manifest: Manifest, how: Served, k: int) -> str:
     settings = {"method": how.vllm, "model": str(bundle), "num_speculative_tokens": k}
     words = ["vllm", "serve", target, *_revision(manifest, "--revision"), "--speculative-config", json.dumps(settings)]
     return shlex.join(words)
 
 
-def _sglang(bundle: Path, target: str, manifest: Manifest, how: _Served, k: int) -> list[str]:
+def _sglang(bundle: Path, target: str, manifest: Manifest, how: Served, k: int) -> list[str]:
     if how.sglang is None:
         return [f"# SGLang has no {how.vllm} drafters"]
     lines, draft = [], str(bundle)
@@ -122,7 +103,7 @@ def _sglang(bundle: Path, target: str, manifest: Manifest, how: _Served, k: int)
     return [*lines, shlex.join(words)]
 
 
-def _transformers(bundle: Path, target: str, manifest: Manifest, how: _Served, k: int) -> list[str]:
+def _transformers(bundle: Path, target: str, manifest: Manifest, how: Served, k: int) -> list[str]:
     if not how.assistant:
         return [f"# transformers' generate has no {how.vllm} drafters; spectrain's own does:", *_spectrain(bundle, k)]
     at = "".join(f", revision={word!r}" for word in _revision(manifest, "")[1:])

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from accelerate.state import AcceleratorState
 from tiny import (
     SIZES,
     build_eagle3,
@@ -17,6 +18,7 @@ from tiny import (
     save_chat_model,
     write_recipe,
 )
+from training_lab import Lab
 
 from spectrain.config import load_recipe
 from spectrain.pipeline import Run
@@ -89,3 +91,17 @@ def finished_run(make_recipe, tmp_path_factory: pytest.TempPathFactory) -> Path:
     run.train()
     run.evaluate()
     return folder
+
+
+@pytest.fixture
+def one_accelerator():
+    """Accelerate keeps its state for a whole process: each test starts and leaves without."""
+    AcceleratorState._reset_state(True)
+    yield
+    AcceleratorState._reset_state(True)
+
+
+@pytest.fixture(scope="module")
+def lab(tmp_path_factory: pytest.TempPathFactory) -> Lab:
+    """A target with features of a few rows, and trainers over them."""
+    return Lab(tmp_path_factory.mktemp("lab"))

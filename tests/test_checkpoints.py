@@ -8,19 +8,13 @@ from pathlib import Path
 import pytest
 import torch
 from accelerate import Accelerator
-from accelerate.state import AcceleratorState
 
 from spectrain.checkpoints import Checkpoints, Metrics, Progress
 from spectrain.errors import SpectrainError
 
+pytestmark = pytest.mark.usefixtures("one_accelerator")
+
 RUN = {"optim": {"lr": 0.1, "betas": [0.9, 0.95]}, "seed": 0}
-
-
-@pytest.fixture(autouse=True)
-def _one_accelerator_a_test():
-    AcceleratorState._reset_state(True)
-    yield
-    AcceleratorState._reset_state(True)
 
 
 class Session:

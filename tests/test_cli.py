@@ -15,7 +15,6 @@ from safetensors.torch import load_file, save_file
 
 from spectrain import checkpoints, cli
 from spectrain.bundle import MANIFEST_FILE
-from spectrain.commands import parse_tree
 from spectrain.drafters.ranks import measured_tree
 from spectrain.drafters.tree_search import expected_accepted
 from spectrain.evaluation import acceptance, exactness
@@ -24,6 +23,7 @@ from spectrain.evaluation.measured_trees import MeasuredTree
 from spectrain.exact.sampler import Sampler
 from spectrain.files import file_digest
 from spectrain.shapes import DynamicTree, StaticTree
+from spectrain.tree_options import parse_tree
 
 ROOT = Path(__file__).parents[1]
 DOORS = sorted([*ROOT.glob("scripts/*.py"), *ROOT.glob("eval/*.py")])

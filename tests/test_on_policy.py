@@ -30,6 +30,8 @@ from spectrain.schedule import Curriculum
 from spectrain.shapes import Chain
 from spectrain.training import OptimConfig, Trainer, TrainingConfig
 
+pytestmark = pytest.mark.usefixtures("one_accelerator")
+
 ROOM = 18  # tokens of a micro-batch
 TIMES = {"seconds", "tokens_per_second", "peak_memory"}
 FAMILIES = {
@@ -76,13 +78,6 @@ def lab(tiny_target, make_rows, make_store, tmp_path_factory):
             )  # fmt: skip
 
     return Lab()
-
-
-@pytest.fixture(autouse=True)
-def _one_accelerator_a_test():
-    AcceleratorState._reset_state(True)
-    yield
-    AcceleratorState._reset_state(True)
 
 
 def metrics(folder: Path) -> list[dict[str, Any]]:

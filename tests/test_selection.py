@@ -17,20 +17,10 @@ from spectrain.errors import SpectrainError
 from spectrain.selection import Selection
 from spectrain.training import Trainer
 
+pytestmark = pytest.mark.usefixtures("one_accelerator")
+
 SCORES = {2: 1.1, 4: 1.4, 6: 1.3, 8: 1.4, 10: 1.2, 12: 1.5, 14: 1.3, 16: 1.0}
 """Tokens per round at each validation: step 4 is the best until 12, and 8 only its equal."""
-
-
-@pytest.fixture(scope="module")
-def lab(tmp_path_factory) -> Lab:
-    return Lab(tmp_path_factory.mktemp("lab"))
-
-
-@pytest.fixture(autouse=True)
-def _one_accelerator_a_test():
-    AcceleratorState._reset_state(True)
-    yield
-    AcceleratorState._reset_state(True)
 
 
 def run_of(lab: Lab, folder: Path, **config) -> Trainer:

@@ -8,21 +8,15 @@ from pathlib import Path
 
 import pytest
 import torch
-from accelerate.state import AcceleratorState
 from training_lab import Lab
 
 from spectrain.config import load_recipe
 from spectrain.pipeline import Run
 from spectrain.tracking import draw, flatten, peak_memory
 
+pytestmark = pytest.mark.usefixtures("one_accelerator")
+
 STATUS = Path("/proc/self/status")
-
-
-@pytest.fixture(autouse=True)
-def _one_accelerator_a_test():
-    AcceleratorState._reset_state(True)
-    yield
-    AcceleratorState._reset_state(True)
 
 
 def test_metrics_are_flattened_for_trackers():

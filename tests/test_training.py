@@ -30,17 +30,7 @@ from spectrain.drafters.scoring import score_batch
 from spectrain.errors import SpectrainError
 from spectrain.training import Curriculum, OptimConfig, Trainer, TrainingConfig
 
-
-@pytest.fixture(scope="module")
-def lab(tmp_path_factory) -> Lab:
-    return Lab(tmp_path_factory.mktemp("lab"))
-
-
-@pytest.fixture(autouse=True)
-def _one_accelerator_a_test():
-    AcceleratorState._reset_state(True)
-    yield
-    AcceleratorState._reset_state(True)
+pytestmark = pytest.mark.usefixtures("one_accelerator")
 
 
 # --- the same run split any way -------------------------------------------------------------------------------------

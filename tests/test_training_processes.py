@@ -7,27 +7,14 @@ from pathlib import Path
 
 import pytest
 import torch
-from accelerate.state import AcceleratorState
 from processes import run_script
 from safetensors.torch import load_file
 from training_lab import LONGEST, Lab, first_gradients, metrics, weights
 
 from spectrain.bundle import read_bundle
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("one_accelerator")]
 ROWS = 8
-
-
-@pytest.fixture(scope="module")
-def lab(tmp_path_factory) -> Lab:
-    return Lab(tmp_path_factory.mktemp("lab"))
-
-
-@pytest.fixture(autouse=True)
-def _one_accelerator_a_test():
-    AcceleratorState._reset_state(True)
-    yield
-    AcceleratorState._reset_state(True)
 
 
 PARALLEL = """

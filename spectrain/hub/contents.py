@@ -88,7 +88,7 @@ def gather(request: Request) -> Publication:
     files[REPORT_FILE] = _json(document)
     files[PICTURE] = _picture(document)
     given = {**metadata, **request.metadata}
-    method = format_of_config(contents.config, str(request.bundle)).VLLM_METHOD
+    method = format_of_config(contents.config, str(request.bundle)).SERVED.vllm
     files[CARD_FILE] = write_card(request.repo, contents.folder, manifest, document, given, method, text).encode()
     check_places(files, _places(request, contents.manifest))
     check_traffic(files, request.traffic, _template(contents))

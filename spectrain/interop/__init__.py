@@ -19,6 +19,7 @@ from spectrain.interop._checkpoint import (
     write_checkpoint,
 )
 from spectrain.interop._listing import SUFFIXES, check_listing, list_files
+from spectrain.interop._served import Served
 
 __all__ = [
     "CONFIG_FILE",
@@ -26,6 +27,7 @@ __all__ = [
     "SUFFIXES",
     "WEIGHTS_FILE",
     "Format",
+    "Served",
     "check_listing",
     "format_for",
     "format_of",
@@ -41,7 +43,7 @@ class Format(Protocol):
     """What a module of this package offers."""
 
     NAME: str
-    VLLM_METHOD: str  # of its speculative_config; without one it goes by the name of the folder
+    SERVED: Served
     TAP_CONVENTION: str | None
     DRAFTER: type[TrainableDrafter]
 

@@ -30,9 +30,10 @@ from spectrain.interop._llama_layer import (
     layer_shapes,
     read_layer,
 )
+from spectrain.interop._served import Served
 
 NAME = "vllm eagle"
-VLLM_METHOD = "eagle"
+SERVED = Served("eagle", "EAGLE", "eagle")
 DRAFTER = EagleDrafter
 DRAFTER_TYPE = "eagle"
 ARCHITECTURE = "EagleLlamaForCausalLM"

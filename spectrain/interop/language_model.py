@@ -26,9 +26,10 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_N
 from spectrain.drafters.language_model import LanguageModelConfig, LanguageModelDrafter
 from spectrain.errors import SpectrainError
 from spectrain.interop._checkpoint import check_keys, check_shapes
+from spectrain.interop._served import Served
 
 NAME = "transformers causal language model"
-VLLM_METHOD = "draft_model"
+SERVED = Served("draft_model", "STANDALONE", assistant=True)
 DRAFTER = LanguageModelDrafter
 TAP_CONVENTION = None  # a draft model reads tokens alone
 

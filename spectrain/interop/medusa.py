@@ -19,9 +19,10 @@ from torch import Tensor
 from spectrain.drafters.medusa import MOST_HEADS, MOST_LAYERS, MedusaConfig, MedusaDrafter
 from spectrain.errors import SpectrainError
 from spectrain.interop._checkpoint import check_keys, check_shapes
+from spectrain.interop._served import Served
 
 NAME = "vllm medusa"
-VLLM_METHOD = "medusa"
+SERVED = Served("medusa", None, most="num_heads")
 DRAFTER = MedusaDrafter
 ARCHITECTURE = "MedusaModel"
 TAP_CONVENTION = None  # Medusa reads the last hidden state alone

@@ -27,9 +27,10 @@ from spectrain.interop._llama_layer import (
     layer_shapes,
     read_layer,
 )
+from spectrain.interop._served import Served
 
 NAME = "speculators eagle3"
-VLLM_METHOD = "eagle3"
+SERVED = Served("eagle3", "EAGLE3", "sglang-eagle3")
 DRAFTER = Eagle3Drafter
 ARCHITECTURE = "Eagle3Speculator"
 TAP_CONVENTION = "layer input: tap k is the residual stream entering layer k (hidden_states[k])"

@@ -30,21 +30,16 @@ from spectrain.evaluation.acceptance import output_difference
 from spectrain.evaluation.verdict import near_tie_gap
 from spectrain.evaluation.workbench import Prompt, prompts_of
 from spectrain.files import write_json
-from spectrain.manifest import Manifest, read_manifest, target_of
+from spectrain.interop import format_of
+from spectrain.manifest import read_manifest, target_of
 from spectrain.target import Target, load_target
 
 ROOT = Path(__file__).parents[2]
 RECIPES = ROOT / "recipes"
 LONGEST_SUFFIX = 5  # of prompt lookup, on both sides
+
+
 # The server's name of each format; without it the folder's name decides.
-METHODS = {
-    "speculators eagle3": "eagle3",
-    "vllm eagle": "eagle",
-    "vllm medusa": "medusa",
-    "transformers causal language model": "draft_model",
-}
-
-
 @dataclass(frozen=True)
 class Server:
     """vLLM's interpreter, and where its jobs, results and logs go."""
@@ -139,19 +134,9 @@ def compare(server: Server, bundles: Sequence[Path], options: argparse.Namespace
         drafter, _, notes = load_drafter(bundle, place.target)
         for note in notes:
             print(f"note: {note}", flush=True)
-        place.add(name, drafter, {"method": method_of(manifest), "model": str(bundle.resolve())})
+        place.add(name, drafter, {"method": format_of(bundle).SERVED.vllm, "model": str(bundle.resolve())})
         findings += place.findings[before:]
     return findings
-
-
-def method_of(manifest: Manifest) -> str:
-    """What the server calls the drafter of a bundle; SpectrainError for a format that it is not known to read."""
-    method = METHODS.get(manifest.checkpoint_format)
-    if method is None:
-        raise SpectrainError(
-            f"format {manifest.checkpoint_format!r} is not served here; expected one of {', '.join(METHODS)}"
-        )
-    return method
 
 
 def named(bundles: Sequence[Path]) -> dict[str, Path]:
