@@ -2,6 +2,16 @@
 
 from spectrain.decoding.autoregressive import generate_plain
 from spectrain.decoding.decoder import Decoding, Emitted, generate, generate_batch
-from spectrain.decoding.trace import Generation, Round
+from spectrain.decoding.trace import Generation, Judged, Observer, Round
 
-__all__ = ["Decoding", "Emitted", "Generation", "Round", "generate", "generate_batch", "generate_plain"]
+__all__ = [
+    "Decoding",
+    "Emitted",
+    "Generation",
+    "Judged",
+    "Observer",
+    "Round",
+    "generate",
+    "generate_batch",
+    "generate_plain",
+]

@@ -55,6 +55,6 @@ def generate_plain(
         else:
             clip = ending.finished if ending.finished == "stop" else None
             result.rounds.append(Round(0, 0, 1, clip, verify_s=seconds, total_s=seconds))
-    result.finished = ending.finished
+    result.finished, result.cache_bytes = ending.finished, cache.bytes()
     result.text = ending.text if ending.stop else None
     return result

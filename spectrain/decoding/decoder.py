@@ -21,7 +21,7 @@ from spectrain.cache import last_positions, right_padded
 from spectrain.decoding.outcome import check_finite, evaluate
 from spectrain.decoding.requests import Options, check_request, uniform_stream
 from spectrain.decoding.stopping import Finish
-from spectrain.decoding.trace import Clock, Generation, Round
+from spectrain.decoding.trace import Clock, Generation, Judged, Observer, Round
 from spectrain.decoding.verification import Verification, check_verification, is_lossy
 from spectrain.drafters.base import Committed, Drafter, Proposal
 from spectrain.errors import SpectrainError
@@ -63,6 +63,7 @@ class Decoding:
     another use of the random stream. ``drafter`` None decodes plainly. ``shape`` is asked of the drafter each round;
     near the end of a budget less, so that the repair or bonus token always has room. ``eos_ids`` defaults to the
     target's. ``timed=False`` does not wait for the device between the parts of a round; then only totals are true.
+    ``observer`` is shown every round behind its last reading of the clock, so that no seconds hold its work.
 
     Raises SpectrainError for requests that cannot be served, before anything is computed.
     """
@@ -71,7 +72,7 @@ class Decoding:
                  max_new_tokens: int, seeds: Sequence[int], shape: Shape | None = None,
                  verification: Verification = "token", eos_ids: Collection[int] | None = None, min_new_tokens: int = 0,
                  stop: str | Sequence[str] = (), penalties: Penalties | None = None,
-                 timed: bool = True) -> None:  # fmt: skip
+                 timed: bool = True, observer: Observer | None = None) -> None:  # fmt: skip
         if len(seeds) != len(prompts):
             raise SpectrainError(f"{len(prompts)} prompts and {len(seeds)} seeds; expected one seed for each prompt")
         for seed in seeds:
@@ -91,7 +92,7 @@ class Decoding:
         self._cache, self._started, self._broken = target.new_cache(len(prompts)), False, False
         self._endings = [self._options.stopping() for _ in prompts]
         self._streams = [uniform_stream(seed) for seed in seeds]
-        self._clock = Clock(target.device, exact=timed)
+        self._clock, self._observer = Clock(target.device, exact=timed), observer
 
     @torch.inference_mode()
     def __iter__(self) -> Iterator[list[Emitted]]:
@@ -124,8 +125,10 @@ class Decoding:
         tokens = [self._prompts[i][1:] + self.results[i].tokens for i in self._running]
         self._observe(tokens, lambda: _rows(features, rows))
         draft_s = self._clock.lap()
+        held = self._cache.bytes()
         for result in self.results:
             result.prefill_s, result.prefill_draft_s, result.total_s = target_s, draft_s, target_s + draft_s
+            result.cache_bytes = held
         return emitted
 
     def _round(self) -> list[Emitted]:
@@ -138,7 +141,8 @@ class Decoding:
         pending = [self.results[i].tokens[-1] for i in running]
         produced = [self._endings[i].count for i in running]
         outcome = evaluate(self.target, self._cache, self._options, self.shape, pending, produced, limits, proposal,
-                           uniforms_BU[:, self._nodes :], clock, self._history)  # fmt: skip
+                           uniforms_BU[:, self._nodes :], clock, self._history,
+                           keep_laws=self._observer is not None)  # fmt: skip
         emitted = self._keep(outcome.tokens)
         rows = self._drop_finished(emitted)
         other_s = clock.lap()
@@ -146,6 +150,7 @@ class Decoding:
         draft_s += clock.lap()
         total_s = draft_s + outcome.target_s + outcome.other_s + other_s
         held = self.drafter.memory(self._state) if self.drafter is not None else 0
+        cached = self._cache.bytes()
         for row, (i, event) in enumerate(zip(running, emitted, strict=True)):
             clipped = _clip(event.finished, limits[row] < self._depth)
             # Accepted draft tokens behind an end were never part of the answer.
@@ -164,6 +169,10 @@ class Decoding:
             )
             self.results[i].total_s += total_s
             self.results[i].state_bytes = max(self.results[i].state_bytes, held)
+            self.results[i].cache_bytes = max(self.results[i].cache_bytes, cached)
+        if self._observer is not None and outcome.p_BMV is not None:  # the next round starts its clock anew
+            self._observer(Judged(running, outcome.p_BMV, proposal, outcome.nodes, outcome.paths,
+                                  [len(event.tokens) for event in emitted]))  # fmt: skip
         return emitted
 
     @property

@@ -25,7 +25,10 @@ from spectrain.target import Features, Target
 
 @dataclass(frozen=True)
 class Outcome:
-    """Of each request: kept nodes in order, tokens to commit, nodes proposed and how deep they went."""
+    """Of each request: kept nodes in order, tokens to commit, nodes proposed and how deep they went.
+
+    ``p_BMV``: the target's laws that decided, where somebody asked for them.
+    """
 
     paths: list[list[int]]
     tokens: list[list[int]]
@@ -33,6 +36,7 @@ class Outcome:
     depths: list[int]
     features: Features
     probed: list[list[int]] | None
+    p_BMV: Tensor | None
     target_s: float
     other_s: float
 
@@ -56,10 +60,11 @@ class Outcome:
 
 def evaluate(target: Target, cache: KeyValueCache, options: Options, shape: Shape, pending: Sequence[int],
              produced: Sequence[int], limits: Sequence[int], proposal: Proposal, uniforms_BU: Tensor,
-             clock: Clock, history: History | None = None) -> Outcome:  # fmt: skip
+             clock: Clock, history: History | None = None, *, keep_laws: bool = False) -> Outcome:  # fmt: skip
     """Run and judge a round; ``cache`` then holds the pending tokens and the kept nodes.
 
-    ``produced`` counts each answer's tokens so far, ``limits`` how deep its proposal may go.
+    ``produced`` counts each answer's tokens so far, ``limits`` how deep its proposal may go. ``keep_laws``: the laws
+    stay in memory as long as the outcome does.
     """
     before, N = list(cache.lengths), proposal.tokens_BN.shape[1]
     pending_B1 = torch.tensor(pending)[:, None].to(target.device, non_blocking=True)
@@ -95,8 +100,8 @@ def evaluate(target: Target, cache: KeyValueCache, options: Options, shape: Shap
     probed = [row[5 + 2 * N :] for row in host] if proposal.probes else None
     cache.keep(before, [[0, *(node + 1 for node in path)] for path in paths])
     other_s = clock.lap()
-    return Outcome(paths, tokens, [row[2] for row in host], [row[3] for row in host], features, probed, target_s,
-                   other_s)  # fmt: skip
+    return Outcome(paths, tokens, [row[2] for row in host], [row[3] for row in host], features, probed,
+                   p_BMV if keep_laws else None, target_s, other_s)  # fmt: skip
 
 
 def _placed(proposal: Proposal, pending_B1: Tensor, depth: int) -> tuple[Layout, Tensor]:

@@ -1,13 +1,19 @@
-"""What happened in each round of a generation, and how long each part took."""
+"""What happened in each round of a generation, and how long each part took.
+
+Shapes: B requests of a round, N proposed nodes, M = N + 1 rows (the pending token first), V vocabulary.
+"""
 
 from __future__ import annotations
 
 import time
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import torch
+from torch import Tensor
 
 from spectrain.decoding.stopping import Finish
+from spectrain.drafters.base import Proposal
 
 Clip = Finish  # why a round kept less than it could
 
@@ -37,7 +43,8 @@ class Generation:
 
     ``text`` is the answer without its stop string, where stop strings were given. ``prefill_s`` is the target's part
     of the prefill; ``total_s`` also holds the drafter's. ``state_bytes`` is the most that the drafter's state, which
-    a batch shares, held after any of its rounds. ``lossy``: verification did not keep the target's law.
+    a batch shares, held after any of its rounds, and ``cache_bytes`` the most that the target's cache of keys and
+    values did, after the prefill or a round. ``lossy``: verification did not keep the target's law.
     """
 
     tokens: list[int] = field(default_factory=list)
@@ -48,6 +55,7 @@ class Generation:
     prefill_draft_s: float = 0.0
     total_s: float = 0.0
     state_bytes: int = 0
+    cache_bytes: int = 0
     lossy: bool = False
 
     @property
@@ -64,6 +72,26 @@ class Generation:
     def overhead_s(self) -> float:
         """Time outside the models: sampling, verification arithmetic, bookkeeping."""
         return max(0.0, self.total_s - self.prefill_s - self.draft_s - self.verify_s)
+
+
+@dataclass(frozen=True)
+class Judged:
+    """A round as an observer sees it: row b is the decoding's request ``requests[b]``.
+
+    ``p_BMV`` is the target's law after the pending token and after each node; ``nodes`` says how many of a row's nodes
+    there are, ``paths`` which were kept, and ``committed`` how many tokens came to the answer: fewer than were kept
+    where the answer ended among them.
+    """
+
+    requests: Sequence[int]
+    p_BMV: Tensor
+    proposal: Proposal
+    nodes: Sequence[int]
+    paths: Sequence[Sequence[int]]
+    committed: Sequence[int]
+
+
+Observer = Callable[[Judged], None]
 
 
 class Clock:

@@ -3,8 +3,9 @@
 import itertools
 
 import pytest
+import torch
 
-from spectrain.decoding import Decoding, Generation
+from spectrain.decoding import Decoding, Generation, decoder, trace
 from spectrain.decoding.trace import Clock
 from spectrain.exact.sampler import Sampler
 from spectrain.measures import RoundCounts
@@ -92,6 +93,59 @@ def test_a_small_support_leaves_nodes_out(target, tools):
         assert {round_.proposed for round_ in whole} == {3 if top_k == 3 else 2}
 
 
+def test_a_generation_tells_what_the_targets_cache_held(target, tools):
+    """All that is committed but the pending token; the same for every decoder."""
+    position = target.new_cache()
+    target.forward(torch.tensor([[1]]), cache=position)
+    for count in (1, 9):
+        prompt = tools.PROMPTS[0]
+        expected = position.bytes() * (len(prompt) + count - 1)
+        assert tools.plain(target, prompt, count).cache_bytes == expected
+        assert tools.one(target, tools.SelfDrafter(target), Chain(3), prompt, count=count).cache_bytes == expected
+    batch = tools.batch(target, None, None, count=9)
+    longest = max(map(len, tools.PROMPTS))
+    assert {result.cache_bytes for result in batch} == {position.bytes() * len(batch) * (longest + 8)}
+
+
+# --- an observer --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("sampler", SAMPLERS, ids=Sampler.describe)
+@pytest.mark.parametrize("name", ["chain", "static"])
+def test_an_observer_sees_every_round_and_changes_none(target, tools, name, sampler):
+    shape, seen = tools.SHAPES[name], []
+    settings = {"count": 12, "sampler": sampler, "eos": (5, 11)}
+    plain = tools.batch(target, tools.eagle3(target), shape, **settings)
+    watched = tools.batch(target, tools.eagle3(target), shape, observer=seen.append, **settings)
+    assert tools.told(watched) == tools.told(plain)
+    by_request = [[] for _ in plain]
+    for judged in seen:
+        B, N = judged.proposal.tokens_BN.shape
+        assert judged.p_BMV.shape == (B, N + 1, target.vocab_size)
+        assert judged.p_BMV.sum(-1).double().numpy() == pytest.approx(1, abs=1e-5)
+        for row, request in enumerate(judged.requests):
+            kept, committed = judged.paths[row], judged.committed[row]
+            by_request[request].append((judged.nodes[row], min(len(kept), committed), committed))
+    assert by_request == [[(r.nodes, r.accepted, r.committed) for r in result.rounds] for result in plain]
+
+
+def test_laws_are_kept_for_an_observer_alone(target, tools, monkeypatch):
+    kept, evaluate = [], decoder.evaluate
+
+    def spy(*arguments, **keywords):
+        outcome = evaluate(*arguments, **keywords)
+        kept.append(outcome.p_BMV is not None)
+        return outcome
+
+    monkeypatch.setattr(decoder, "evaluate", spy)
+    tools.one(target, tools.SelfDrafter(target), Chain(2), count=6)
+    assert kept
+    assert not any(kept)
+    kept.clear()
+    tools.one(target, tools.SelfDrafter(target), Chain(2), count=6, observer=lambda judged: None)
+    assert all(kept)
+
+
 # --- seconds ------------------------------------------------------------------------------------------------------
 
 
@@ -132,6 +186,65 @@ def test_the_consumers_pauses_are_not_counted(target, tools, ticks):
             next(ticks)
     for result in decoding.results:
         assert result.total_s == 2 + 5 * len(result.rounds)
+
+
+def test_an_observers_time_is_in_no_part(target, tools, ticks):
+    """However slow it is."""
+
+    def slow(judged):
+        for _ in range(1000):
+            next(ticks)
+
+    for result in tools.batch(target, tools.eagle3(target), Chain(2), count=8, observer=slow):
+        assert [(r.draft_s, r.verify_s, r.total_s) for r in result.rounds] == [(2.0, 1.0, 5.0)] * len(result.rounds)
+        assert result.total_s == 2 + 5 * len(result.rounds)
+
+
+class Device:
+    """An accelerator that runs behind: work is queued at once, and waiting for it takes its time."""
+
+    def __init__(self, monkeypatch):
+        self.now = self.queued = 0.0
+        monkeypatch.setattr(trace.time, "perf_counter", lambda: self.now)
+        monkeypatch.setattr(torch.accelerator, "synchronize", self.wait)
+
+    def wait(self):
+        self.now, self.queued = self.now + self.queued, 0.0
+
+    def queues(self, monkeypatch, owner, name, seconds):
+        """Every call of a method queues so much work, and takes a second of the host."""
+        real = getattr(owner, name)
+
+        def call(*arguments, **keywords):
+            self.now, self.queued = self.now + 1, self.queued + seconds
+            return real(*arguments, **keywords)
+
+        monkeypatch.setattr(owner, name, call)
+
+
+@pytest.mark.parametrize("timed", [True, False])
+def test_the_device_is_waited_for_at_both_ends_of_every_part(target, tools, monkeypatch, timed):
+    """Case C25: drafting is in the time, and what a part has queued is charged to it, not to who waits next."""
+    device, drafter = Device(monkeypatch), tools.drafter("ngram", target)
+    decoding = Decoding(target, drafter, [tools.PROMPTS[0]], seeds=[0], sampler=Sampler(), max_new_tokens=8,
+                        shape=Chain(2), eos_ids=())  # fmt: skip
+    decoding._clock = Clock(torch.device("cuda"), exact=timed)
+    device.queues(monkeypatch, target, "forward", 100.0)
+    device.queues(monkeypatch, drafter, "propose", 10.0)
+    device.queues(monkeypatch, drafter, "observe", 1000.0)
+    device.queued = 5000.0  # somebody else's, from before
+    for _ in decoding:
+        device.queued += 5000.0  # and from between two rounds
+    (result,) = decoding.results
+    if not timed:
+        assert result.total_s < 100  # the host's alone
+        return
+    assert (result.prefill_s, result.prefill_draft_s) == (101.0, 1001.0)
+    assert {round_.verify_s for round_ in result.rounds} == {101.0}
+    *full, last = result.rounds
+    assert {round_.draft_s for round_ in full} == {11.0 + 1001.0}
+    assert last.draft_s in (0.0, 11.0)  # nobody reads what ends an answer, and a single place asks for no draft
+    assert result.total_s == result.prefill_s + result.draft_s + result.verify_s
 
 
 def test_a_request_is_not_charged_for_rounds_after_its_end(target, tools, ticks):
