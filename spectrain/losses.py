@@ -53,11 +53,6 @@ RowsLoss = Callable[[Tensor, Tensor, slice], Tensor]
 """Loss of logits and a law that also knows which rows it was given (to weigh them)."""
 
 
-def acceptance(z_ND: Tensor, log_p_ND: Tensor) -> Tensor:
-    """Acceptance probability sum_j min(p_j, q_j) at temperature 1, over the full vocabulary (2211.17192)."""
-    return Laws(z_ND, log_p_ND).acceptance
-
-
 class _CrossEntropy(torch.autograd.Function):
     """-sum_j p_j log q_j by row, with its gradient sum(p) q - p written out.
 

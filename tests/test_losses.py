@@ -15,7 +15,6 @@ from spectrain.losses import (
     LOSSES,
     Laws,
     LossName,
-    acceptance,
     depth_weights,
     forward_kl,
     head_loss,
@@ -68,7 +67,7 @@ def test_depth_weights():
 def test_values_by_hand():
     p, q = torch.tensor([[0.5, 0.25, 0.25]]), torch.tensor([[0.25, 0.25, 0.5]])
     z, log_p = q.log() + 3.0, p.log()  # logits are laws up to a constant
-    assert acceptance(z, log_p).tolist() == pytest.approx([0.75])
+    assert Laws(z, log_p).acceptance.tolist() == pytest.approx([0.75])
     assert total_variation(Laws(z, log_p)).tolist() == pytest.approx([0.25])
     assert forward_kl(Laws(z, log_p)).tolist() == pytest.approx([1.75 * math.log(2)])
     divergence = forward_kl(Laws(z, log_p)) - forward_kl(Laws(log_p, log_p))
@@ -105,7 +104,7 @@ def test_the_logarithm_of_acceptance_still_pulls_where_total_variation_does_not(
 def test_the_share_of_the_hybrid_is_not_differentiated():
     log_p = torch.tensor([[0.7, 0.2, 0.1]]).log()
     z = torch.tensor([[0.1, 0.4, -0.3]], requires_grad=True)
-    share = math.exp(-3 * acceptance(z, log_p).item())
+    share = math.exp(-3 * Laws(z, log_p).acceptance.item())
     grads = {n: torch.autograd.grad(LOSSES[n](Laws(z, log_p)).sum(), z)[0]
              for n in ("forward_kl", "total_variation", "lk_hybrid")}  # fmt: skip
     torch.testing.assert_close(grads["lk_hybrid"], share * grads["forward_kl"] + (1 - share) * grads["total_variation"])
@@ -119,7 +118,7 @@ def test_mass_outside_the_columns_counts_as_rejected_and_pulls_at_nothing():
     """The law keeps its full-vocabulary normaliser: half of it lies outside these two columns."""
     log_p = torch.tensor([[0.3, 0.2]]).log()
     z = torch.zeros(1, 2, requires_grad=True)
-    assert acceptance(z, log_p).item() == pytest.approx(0.5)
+    assert Laws(z, log_p).acceptance.item() == pytest.approx(0.5)
     (gradient,) = torch.autograd.grad(forward_kl(Laws(z, log_p)).sum(), z)
     assert gradient[0].tolist() == pytest.approx([0.5 * 0.5 - 0.3, 0.5 * 0.5 - 0.2])
 

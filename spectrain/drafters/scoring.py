@@ -1,11 +1,11 @@
 """A drafter against the target on given rows: acceptance by depth, teacher-forced. Shared by validation and reports.
 
-Shapes: B batch, T positions, N supervised positions of a depth, D columns of the drafter's head.
+Shapes: B batch, T positions, N supervised positions of a depth, C of a chunk, D columns of the drafter's head.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -13,9 +13,29 @@ import torch
 from torch import Tensor
 
 from spectrain.drafters.base import DepthOutput, TrainableDrafter
+from spectrain.errors import SpectrainError
 from spectrain.heads import OutputHead, soft_capped
-from spectrain.losses import acceptance
+from spectrain.losses import Laws
 from spectrain.target import FeatureBatch
+
+BINS = 10
+"""Of a confidence from 0 to 1, equally wide; 1 itself is in the last."""
+
+
+def binned(confidence_N: Tensor, right_N: Tensor) -> list[list[float]]:
+    """[Σ confidence, how many, how many right] of the positions in each of the ``BINS`` bins of their confidence."""
+    confidence_N = confidence_N.double()
+    bin_N = (confidence_N * BINS).long().clamp(0, BINS - 1)
+    here_NX = (bin_N[:, None] == torch.arange(BINS, device=bin_N.device)).double()
+    values_N3 = torch.stack([confidence_N, torch.ones_like(confidence_N), right_N.double()], 1)
+    return [[total, int(count), int(right)] for total, count, right in (here_NX.T @ values_N3).tolist()]
+
+
+def added(left: Any, right: Any) -> Any:
+    """Sums of numbers, or of lists of such sums, place by place."""
+    if isinstance(left, list):
+        return [added(a, b) for a, b in zip(left, right, strict=True)]
+    return left + right
 
 
 def teacher_law(batch: FeatureBatch, head: OutputHead, place_N: Tensor) -> Callable[[slice], Tensor]:
@@ -42,6 +62,10 @@ class DepthScores:
     ``survived[d]`` counts positions whose first d+1 greedy draft tokens all equal the target's, among the
     ``started`` positions that have a depth 0; the answer's end counts as the end of the prefix.
 
+    ``confidence[d]`` is ``binned``: the drafter's largest probability at T=1, and whether its greedy token is the
+    target's. ``in_draft_vocabulary`` counts, of the positions that have a depth 0, those whose greedy token of the
+    target the drafter can say at all, and those positions.
+
     ``rounds`` and ``committed`` are what a decoder would make of the same answers: a round starts where the one before
     ended, so regions that are hard to draft hold more rounds than their share of positions.
     """
@@ -54,22 +78,24 @@ class DepthScores:
     started: int = 0
     rounds: int = 0
     committed: int = 0
+    confidence: list[list[list[float]]] = field(default_factory=list)
+    in_draft_vocabulary: list[int] = field(default_factory=list)
+
+    @classmethod
+    def recorded(cls, record: Mapping[str, Any]) -> DepthScores:
+        """Scores as a line of JSON has them beside other keys; SpectrainError names one that it lacks."""
+        missing = next((name for name in cls.__dataclass_fields__ if name not in record), None)
+        if missing is not None:
+            raise SpectrainError(f"teacher-forced scores have no {missing!r}; measure again with this version")
+        return cls(**{name: record[name] for name in cls.__dataclass_fields__})
 
     def __add__(self, other: DepthScores) -> DepthScores:
         if not self.positions:
             return other
         if not other.positions:
             return self
-        joined = {
-            name: [a + b for a, b in zip(getattr(self, name), getattr(other, name), strict=True)]
-            for name in ("positions", "alpha", "greedy", "survived", "reached")
-        }
-        return DepthScores(
-            **joined,
-            started=self.started + other.started,
-            rounds=self.rounds + other.rounds,
-            committed=self.committed + other.committed,
-        )
+        names = self.__dataclass_fields__
+        return DepthScores(**{name: added(getattr(self, name), getattr(other, name)) for name in names})
 
     def mean_alpha(self) -> list[float]:
         """Acceptance probability at T=1 by depth, on the target's own prefixes."""
@@ -102,8 +128,10 @@ def score_batch(drafter: TrainableDrafter, batch: FeatureBatch, head: OutputHead
     alive_BT = output.depths[0].mask_BT
     accepted_BT = torch.zeros_like(alive_BT, dtype=torch.long)
     scores.started = int(alive_BT.sum())
+    scores.in_draft_vocabulary = _covered(held, output.depths[0], output.columns_D)
     for depth in output.depths:
-        alpha, right_BT = _score_depth(held, depth, head, output.columns_D, chunk)
+        alpha, right_BT, confidence = _score_depth(held, depth, head, output.columns_D, chunk)
+        scores.confidence.append(confidence)
         scores.positions.append(int(depth.mask_BT.sum()))
         scores.alpha.append(alpha)
         scores.greedy.append(int(right_BT.sum()))
@@ -139,20 +167,36 @@ def _walk(answer_BT: Tensor, accepted_BT: Tensor, shift: int) -> tuple[int, int]
 
 
 def _score_depth(batch: FeatureBatch, depth: DepthOutput, head: OutputHead, columns_D: Tensor | None,
-                 chunk: int) -> tuple[float, Tensor]:  # fmt: skip
-    """Sum of acceptance probabilities at T=1, and where the greedy draft token equals the target's."""
+                 chunk: int) -> tuple[float, Tensor, list[list[float]]]:  # fmt: skip
+    """Sum of acceptance probabilities at T=1, where the greedy draft token equals the target's, and how sure of it the
+    drafter was."""
     row_N, at_N = depth.mask_BT.nonzero(as_tuple=True)
-    place_N = row_N * depth.mask_BT.shape[1] + at_N + depth.shift - 1
+    place_N = _places(depth)
     log_p, greedy_X = teacher_law(batch, head, place_N), batch.greedy_BT.flatten()
     hidden_NH = depth.hidden_BTH[row_N, at_N].to(depth.head_DH.dtype)  # a borrowed head has the target's
     alpha, right_BT = torch.zeros((), device=hidden_NH.device), torch.zeros_like(depth.mask_BT)
+    confidence_N = torch.zeros(len(place_N), device=hidden_NH.device)
     for start in range(0, hidden_NH.shape[0], chunk):
         rows = slice(start, start + chunk)
         z_CD = soft_capped((hidden_NH[rows] @ depth.head_DH.T).float(), depth.cap)
-        alpha += acceptance(z_CD, log_p(rows)).sum()
-        best_C = z_CD.argmax(-1) if columns_D is None else columns_D[z_CD.argmax(-1)]
+        laws, column_C = Laws(z_CD, log_p(rows)), z_CD.argmax(-1)
+        alpha += laws.acceptance.sum()
+        confidence_N[rows] = laws.q.gather(-1, column_C[:, None]).squeeze(-1)
+        best_C = column_C if columns_D is None else columns_D[column_C]
         right_BT[row_N[rows], at_N[rows]] = best_C == greedy_X[place_N[rows]]
-    return float(alpha), right_BT
+    return float(alpha), right_BT, binned(confidence_N, right_BT[row_N, at_N])
+
+
+def _places(depth: DepthOutput) -> Tensor:
+    """Where the target's law of each supervised position's token stands, counted through the batch."""
+    row_N, at_N = depth.mask_BT.nonzero(as_tuple=True)
+    return row_N * depth.mask_BT.shape[1] + at_N + depth.shift - 1
+
+
+def _covered(batch: FeatureBatch, depth: DepthOutput, columns_D: Tensor | None) -> list[int]:
+    """How many of the target's greedy tokens at this depth the drafter has a column for, and of how many."""
+    greedy_N = batch.greedy_BT.flatten()[_places(depth)]
+    return [len(greedy_N) if columns_D is None else int(torch.isin(greedy_N, columns_D).sum()), len(greedy_N)]
 
 
 def describe(scores: DepthScores) -> dict[str, Any]:

@@ -22,7 +22,7 @@ from spectrain.drafters.tree_search import rank_accuracy
 from spectrain.errors import SpectrainError
 from spectrain.exact.sampler import Sampler
 from spectrain.heads import OutputHead
-from spectrain.losses import LOSSES, Laws, acceptance, supervised
+from spectrain.losses import LOSSES, Laws, supervised
 from spectrain.target import FeatureBatch
 
 B, T, H, V, K = 3, 9, 5, 12, 3
@@ -92,7 +92,8 @@ def by_position(lab: Any, loss: str, law: Tensor) -> dict[tuple[int, int, int], 
     for d, depth in enumerate(lab.drafter(lab.batch).depths):
         for b, t in depth.mask_BT.nonzero().tolist():
             z, log_p = depth.hidden_BTH[b, t] @ depth.head_DH.T, law[b, t + depth.shift - 1]
-            found[b, t, d] = LOSSES[loss](Laws(z[None], log_p[None]))[0], acceptance(z[None], log_p[None])[0]
+            laws = Laws(z[None], log_p[None])
+            found[b, t, d] = LOSSES[loss](laws)[0], laws.acceptance[0]
     return found
 
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import math
-from dataclasses import replace
+from dataclasses import asdict, replace
 
 import pytest
 import torch
@@ -12,7 +13,8 @@ from torch import Tensor, nn
 from spectrain.decoding import generate
 from spectrain.drafters.base import DepthOutput, DraftOutput
 from spectrain.drafters.eagle3 import Eagle3Config
-from spectrain.drafters.scoring import DepthScores, describe, score_batch, summary_line, teacher_law
+from spectrain.drafters.scoring import DepthScores, binned, describe, score_batch, summary_line, teacher_law
+from spectrain.errors import SpectrainError
 from spectrain.exact.sampler import Sampler
 from spectrain.heads import OutputHead
 from spectrain.losses import supervised
@@ -80,6 +82,10 @@ def test_counts_by_hand():
     assert (scores.rounds, scores.committed, scores.tokens_per_round()) == (2, 3, 1.5)
     scale = math.e + 3
     hit, miss = math.e / scale, 1 / scale  # q of a one-hot logit row
+    for bins, right, positions in zip(scores.confidence, (2, 1), (3, 2), strict=True):
+        assert bins[4] == [pytest.approx(positions * hit), positions, right]  # e / (e + 3) is 0.475
+        assert sum(count for _, count, _ in bins) == positions
+    assert scores.in_draft_vocabulary == [3, 3]
     a = min(0.7, hit) + 3 * min(0.1, miss)
     b = min(0.7, miss) + min(0.1, hit) + 2 * min(0.1, miss)
     c = min(0.4, hit) + 2 * min(0.25, miss) + min(0.1, miss)
@@ -97,6 +103,7 @@ def test_alpha_is_over_the_full_vocabulary_and_a_greedy_token_outside_is_a_miss(
     scores = score_batch(Stub([z], batch, columns), batch, IDENTITY)
     assert scores.positions == [2]
     assert scores.greedy == [1]
+    assert scores.in_draft_vocabulary == [1, 2]  # the target says 2 and 3
     q = torch.softmax(torch.tensor([0.0, 0.0, 5.0]), 0).tolist()
     want = 3 * min(0.1, 1 / 3) + (min(0.1, q[0]) + min(0.1, q[1]) + min(0.7, q[2]))
     assert scores.alpha == pytest.approx([want], rel=1e-6)
@@ -110,16 +117,42 @@ def test_chunks_change_nothing(chunk):
     z = [torch.randn(1, 9, V, generator=generator) for _ in range(3)]
     scores = score_batch(Stub(z, batch), batch, IDENTITY, chunk=chunk)
     whole = score_batch(Stub(z, batch), batch, IDENTITY)
-    assert replace(scores, alpha=[]) == replace(whole, alpha=[])
+    rough = {"alpha": [], "confidence": []}
+    assert replace(scores, **rough) == replace(whole, **rough)
     assert scores.alpha == pytest.approx(whole.alpha)
+    for bins, expected in zip(scores.confidence, whole.confidence, strict=True):
+        assert [row[1:] for row in bins] == [row[1:] for row in expected]
+        assert [row[0] for row in bins] == pytest.approx([row[0] for row in expected])
     assert score_batch(Stub(z, batch), batch, IDENTITY, depths=2).survived == whole.survived[:2]
 
 
+def test_bins_of_confidence_are_closed_below():
+    found = binned(torch.tensor([0.0, 0.1, 0.0999, 0.5, 1.0, 0.95]), torch.tensor([1, 0, 1, 1, 1, 0]))
+    assert found[0] == [pytest.approx(0.0999), 2, 2]
+    assert found[1] == [pytest.approx(0.1), 1, 0]
+    assert found[5] == [0.5, 1, 1]
+    assert found[9] == [pytest.approx(1.95), 2, 1]
+    assert sum(count for _, count, _ in found) == 6
+    assert binned(torch.zeros(0), torch.zeros(0)) == [[0.0, 0, 0]] * 10
+
+
+def test_scores_come_back_from_a_line_of_json():
+    batch = batch_of(LAWS, [0, 0, 1, 1, 1, 1])
+    scores = score_batch(Stub([one_hot(0, 2, 0, 1, 0, 0)], batch), batch, IDENTITY)
+    record = json.loads(json.dumps({"kind": "a", **asdict(scores)}))
+    assert DepthScores.recorded(record) == scores
+    del record["in_draft_vocabulary"]
+    with pytest.raises(SpectrainError, match="no 'in_draft_vocabulary'; measure again"):
+        DepthScores.recorded(record)
+
+
 def test_scores_of_parts_add_up():
-    first = DepthScores([3, 2], [1.5, 0.5], [2, 1], [2, 0], [3, 1], 3, 5, 10)
-    second = DepthScores([1, 1], [0.5, 1.0], [1, 1], [1, 1], [1, 1], 1, 3, 7)
+    sure, unsure = [[0.25, 1, 0], [2.75, 3, 2]], [[0.25, 1, 1], [0.0, 0, 0]]
+    first = DepthScores([3, 2], [1.5, 0.5], [2, 1], [2, 0], [3, 1], 3, 5, 10, [sure, unsure], [2, 3])
+    second = DepthScores([1, 1], [0.5, 1.0], [1, 1], [1, 1], [1, 1], 1, 3, 7, [unsure, unsure], [1, 1])
     both = first + second
-    assert both == DepthScores([4, 3], [2.0, 1.5], [3, 2], [3, 1], [4, 2], 4, 8, 17)
+    bins = [[[0.5, 2, 1], [2.75, 3, 2]], [[0.5, 2, 2], [0.0, 0, 0]]]
+    assert both == DepthScores([4, 3], [2.0, 1.5], [3, 2], [3, 1], [4, 2], 4, 8, 17, bins, [3, 4])
     assert sum([first, second], DepthScores()) == both
     assert first + DepthScores() == first == DepthScores() + first
     assert both.conditional() == [0.75, 0.5]
