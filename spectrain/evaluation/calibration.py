@@ -1,0 +1,111 @@
+"""Does a drafter know when it is right? Its confidence beside how often it is accepted, from sums of raw lines.
+
+*Confidence* is the probability that the drafter gives: teacher-forced, its largest one at T=1 at every position of the
+target's answers, right where its greedy token is the target's; decoding, that of a token it drew under the sampler,
+right where that was accepted. An accepted draft token is not one that the target likes best, so that row says how well
+confidence predicts acceptance; only where target and drafter agree do both lie on the diagonal.
+
+The *expected calibration error* (ECE) is Σ over bins of (their share of positions) × |mean confidence - share of right
+ones|, in ten equal bins of confidence, over the positions of all conversations together.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict
+from typing import Any
+
+from spectrain.drafters.scoring import added
+from spectrain.evaluation.acceptance import EVERYTHING
+from spectrain.evaluation.blocks import STATISTICS
+from spectrain.evaluation.samples import kind_and_parents
+from spectrain.exact.sampler import Sampler
+from spectrain.measures import ratio_interval
+
+TEACHER_FORCED = "teacher-forced"
+
+
+class Calibration:
+    """Sums of raw samples and of teacher-forced records, line by line; ``rows`` are made of them."""
+
+    def __init__(self) -> None:
+        self._sums: dict[tuple[str, str, str, int | None], list[list[float]]] = {}
+
+    def add_sample(self, raw: Mapping[str, Any]) -> None:
+        """Count a line of samples.jsonl; one without confidence adds nothing."""
+        if raw["confidence"] is not None:
+            self._add((raw["drafter"], raw["contender"], json.dumps(raw["sampler"]), None), raw["confidence"])
+
+    def add_record(self, record: Mapping[str, Any]) -> None:
+        """Count a line of teacher_forced.jsonl, which must not be there twice."""
+        for depth, bins in enumerate(record["confidence"]):
+            self._add((record["drafter"], TEACHER_FORCED, json.dumps(record["sampler"]), depth), bins)
+
+    def _add(self, place: tuple[str, str, str, int | None], bins: list[list[float]]) -> None:
+        self._sums[place] = added(self._sums[place], bins) if place in self._sums else bins
+
+    def rows(self) -> list[dict[str, Any]]:
+        """By drafter, source (teacher-forced by depth, or a contender) and sampler (teacher-forced: of the prefixes).
+
+        ``positions``, ``ece``, ``mean_confidence``, ``hit_rate``, and ``bins`` with ``low``, ``high``, ``count``,
+        ``confidence`` and ``accepted`` (means; None in an empty bin). Rows without a position are left out.
+        """
+        return [
+            {
+                "drafter": drafter,
+                "source": source,
+                "sampler": Sampler(**json.loads(sampler)).describe(),
+                "depth": depth,
+                **reliability(bins),
+            }
+            for (drafter, source, sampler, depth), bins in self._sums.items()
+            if any(count for _, count, _ in bins)
+        ]
+
+
+def reliability(bins: Sequence[Sequence[float]]) -> dict[str, Any]:
+    """A reliability curve and its ECE, from [Σ confidence, count, right ones] of equal bins from 0 to 1."""
+    total, count, right = (sum(column) for column in zip(*bins, strict=True))
+    return {
+        "positions": count,
+        "ece": sum(abs(confidence - hits) for confidence, _, hits in bins) / count,
+        "mean_confidence": total / count,
+        "hit_rate": right / count,
+        "bins": [
+            {
+                "low": i / len(bins),
+                "high": (i + 1) / len(bins),
+                "count": here,
+                "confidence": confidence / here if here else None,
+                "accepted": hits / here if here else None,
+            }
+            for i, (confidence, here, hits) in enumerate(bins)
+        ],
+    }
+
+
+def draft_vocabulary_rows(records: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """The share of the target's greedy tokens that each drafter can say at all, by drafter and kind.
+
+    ``records`` are lines of teacher_forced.jsonl, each once. ``coverage`` has an interval over conversations (low and
+    high None for fewer than two), over prefixes of all samplers; ``tokens`` is how many it was measured on.
+    """
+    places: dict[tuple[str, str], dict[str, list[int]]] = {}
+    for record in records:
+        for kind in dict.fromkeys((EVERYTHING, *kind_and_parents(record["kind"]))):
+            clusters = places.setdefault((record["drafter"], kind), {})
+            before = clusters.get(record["conversation"], [0, 0])
+            clusters[record["conversation"]] = added(before, record["in_draft_vocabulary"])
+    return [
+        {"drafter": drafter, "kind": kind, "coverage": _interval(list(clusters.values())), "tokens": tokens}
+        for (drafter, kind), clusters in places.items()
+        if (tokens := sum(of for _, of in clusters.values()))
+    ]
+
+
+def _interval(clusters: Sequence[Sequence[int]]) -> dict[str, float | None]:
+    covered_C, of_C = zip(*clusters, strict=True)
+    if len(clusters) < 2:
+        return {"value": sum(covered_C) / sum(of_C), "low": None, "high": None}
+    return asdict(ratio_interval(covered_C, of_C, **STATISTICS))
