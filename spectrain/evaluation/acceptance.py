@@ -28,8 +28,10 @@ from spectrain.drafters import Drafter, TrainableDrafter
 from spectrain.drafters.scoring import DepthScores, score_batch
 from spectrain.errors import SpectrainError
 from spectrain.evaluation.contenders import AcceptanceConfig, Contender, contenders
+from spectrain.evaluation.law_test import placed
 from spectrain.evaluation.measured_trees import NONE, Resolved
 from spectrain.evaluation.samples import kind_and_parents
+from spectrain.evaluation.visited import Watch
 from spectrain.exact.sampler import Sampler
 from spectrain.files import atomic_file, json_digest, whole_lines, write_json
 from spectrain.identity import first_difference
@@ -118,20 +120,22 @@ def _conversation(target: Target, entries: Sequence[Contender], conversation: Co
         here = [entry.at(sampler) for entry in entries]
         order = list(here)
         random.Random(f"{seed}/{sampler.describe()}").shuffle(order)
-        runs = {}
+        runs, seen = {}, {}
         budget = limit or config.max_new_tokens
         arguments: dict[str, Any] = {"sampler": sampler, "max_new_tokens": budget, "seed": seed}
         for entry in order:
             own = entry.target or target
+            watch = Watch(own.device, sampler, entry.k)
             if entry.verification is None:
                 own.tap(())
                 runs[entry.name] = generate_plain(own, prompt, **arguments)
             else:
-                runs[entry.name] = generate(own, entry.drafter, prompt, shape=entry.shape,
+                runs[entry.name] = generate(own, entry.drafter, prompt, shape=entry.shape, observer=watch.observer,
                                             verification=entry.verification, **arguments)  # fmt: skip
+            seen[entry.name] = watch.end()
         for entry in here:
             own = entry.target or target
-            sample = _sample(own, conversation, prompt, sampler, seed, entry, runs)
+            sample = _sample(own, conversation, prompt, sampler, seed, entry, runs) | seen[entry.name]
             if entry is _longest(here, entry.family) and isinstance(entry.drafter, TrainableDrafter):
                 sample["teacher_forced"] = _teacher_forced(
                     own, conversation, prompt, sampler, entry, runs[entry.baseline]
@@ -179,6 +183,10 @@ def _sample(target: Target, conversation: Conversation, prompt: list[int], sampl
         "overhead_s": run.overhead_s,
         "total_s": run.total_s,
         "state_bytes": run.state_bytes,
+        "cache_bytes": run.cache_bytes,
+        "pit": (
+            None if sampler.greedy else placed(target, sampler, prompt, run.tokens, name=conversation.id, seed=seed)
+        ),
         "equal_to_plain": equal,
         "first_difference": output_difference(target, prompt, run.tokens, plain.tokens) if equal is False else None,
     }
@@ -205,7 +213,7 @@ def teacher_forced_rows(output: Path, conversations: Sequence[str]) -> list[dict
     totals: dict[tuple[str, str, str], DepthScores] = {}
     for record in latest.values():
         if record["conversation"] in conversations:
-            scores = DepthScores(**{name: record[name] for name in DepthScores.__dataclass_fields__})
+            scores = DepthScores.recorded(record)
             for kind in {EVERYTHING, *kind_and_parents(record["kind"])}:
                 place = (record["drafter"], json.dumps(record["sampler"]), kind)
                 totals[place] = totals.get(place, DepthScores()) + scores

@@ -1,6 +1,7 @@
 """The measurement: resumable, interleaved, spread over kinds, and its samples are what the summary takes."""
 
 import copy
+import itertools
 import json
 import re
 import shutil
@@ -13,7 +14,7 @@ from spectrain.decoding import generate_plain
 from spectrain.drafters.eagle3 import Eagle3Config, Eagle3Drafter
 from spectrain.drafters.ngram import NgramConfig, NgramDrafter
 from spectrain.errors import SpectrainError
-from spectrain.evaluation import acceptance
+from spectrain.evaluation import acceptance, visited
 from spectrain.evaluation.acceptance import AcceptanceConfig, choose, contenders, measure, teacher_forced_rows
 from spectrain.evaluation.summary import summarise
 from spectrain.exact.sampler import Sampler
@@ -24,6 +25,7 @@ CONFIG = AcceptanceConfig(k=(1, 2), samplers=(Sampler(), Sampler(1.0)), max_new_
 IDENTITY = {"weights": "w", "bundle": "b"}
 NAMES = ["plain", "ngram k=1", "ngram k=2", "eagle3 k=1", "eagle3 k=2"]
 TIMES = {"prefill_s", "draft_s", "verify_s", "overhead_s", "total_s"}
+PHYSICAL = {*TIMES, "energy_j"}
 
 
 def chats():
@@ -69,7 +71,7 @@ def cut(folder):
 
 
 def timeless(samples):
-    return [{key: value for key, value in sample.items() if key not in TIMES} for sample in samples]
+    return [{key: value for key, value in sample.items() if key not in PHYSICAL} for sample in samples]
 
 
 def refusal(call, *arguments, **keywords):
@@ -177,6 +179,84 @@ def test_what_a_drafter_holds_is_recorded(measured):
     samples, _ = measured
     assert {s["state_bytes"] for s in samples if s["drafter"] != "eagle3"} == {0}
     assert all(s["state_bytes"] > 0 for s in samples if s["drafter"] == "eagle3" and s["rounds"])
+
+
+def test_a_sample_tells_what_the_targets_cache_held(measured, chat_target):
+    """Every committed token but the last has been read, whoever decodes."""
+    samples, _ = measured
+    config = chat_target.config
+    position = 2 * config.num_hidden_layers * config.num_key_value_heads * config.head_dim * 4
+    for sample in samples:
+        assert sample["cache_bytes"] == position * (sample["prompt_tokens"] + sample["new_tokens"] - 1)
+
+
+def test_sampled_answers_are_placed_in_the_targets_law(measured):
+    """Plain ones too, as a control; at T=0 there is no law to test."""
+    samples, _ = measured
+    for sample in samples:
+        if sample["temperature"] == 0:
+            assert sample["pit"] is None
+        else:
+            assert (sum(sample["pit"]["bins"]), sample["pit"]["outside"]) == (sample["new_tokens"], 0)
+            assert len(sample["pit"]["bins"]) == 20
+
+
+def test_sampled_chains_tell_of_the_states_they_visited(measured):
+    samples, _ = measured
+    for sample in samples:
+        if sample["temperature"] == 0 or sample["contender"] == "plain":
+            assert (sample["visited_alpha"], sample["confidence"]) == (None, None)
+            continue
+        tested = [0] * sample["k"]
+        for proposed, accepted, committed, _, _ in sample["rounds"]:
+            for at in range(min(proposed, accepted + 1, committed)):
+                tested[at] += 1
+        assert [count for _, count in sample["visited_alpha"]] == tested
+        assert all(0 <= alpha <= count for alpha, count in sample["visited_alpha"])
+        if sample["drafter"] == "ngram":  # it chooses: a point mass is sure of everything
+            assert sample["confidence"] is None
+        elif sum(tested):
+            _, count, hits = (sum(column) for column in zip(*sample["confidence"], strict=True))
+            assert count == sum(tested)
+            assert hits == sum(min(accepted, committed) for _, accepted, committed, _, _ in sample["rounds"])
+
+
+def test_trees_have_no_visited_states(run):
+    config = AcceptanceConfig(k=(1,), trees=(DynamicTree(2, 2, 3),), samplers=(Sampler(1.0),), max_new_tokens=4)
+    samples = run(config=config, conversations=chats()[:1])
+    trees = [s for s in samples if s["shape"] and s["shape"]["type"] == "dynamic tree"]
+    assert len(trees) == 2
+    assert all(s["visited_alpha"] is s["confidence"] is None for s in trees)
+    assert all(sum(s["pit"]["bins"]) == s["new_tokens"] for s in trees)
+
+
+def test_teacher_forced_lines_tell_of_confidence_and_of_the_draft_vocabulary(measured):
+    _, folder = measured
+    for line in (folder / "teacher_forced.jsonl").read_text().splitlines():
+        record = json.loads(line)
+        counts = [sum(count for _, count, _ in bins) for bins in record["confidence"]]
+        hits = [sum(right for *_, right in bins) for bins in record["confidence"]]
+        assert (counts, hits) == (record["positions"], record["greedy"])
+        covered, of = record["in_draft_vocabulary"]
+        assert 0 <= covered <= of == record["started"]
+
+
+def test_scores_of_an_older_version_are_refused_by_what_they_lack(finished):
+    lines = [json.loads(line) for line in (finished / "teacher_forced.jsonl").read_text().splitlines()]
+    del lines[0]["confidence"]
+    (finished / "teacher_forced.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    assert "no 'confidence'; measure again" in refusal(teacher_forced_rows, finished, ["c0"])
+
+
+def test_energy_is_what_a_counter_says(run, monkeypatch):
+    """A joule whenever it is looked at: at both ends of an answer, and around what only the report needs."""
+    reads = itertools.count()
+    monkeypatch.setattr(visited, "energy_counter", lambda device: lambda: float(next(reads)))
+    config = AcceptanceConfig(k=(1,), samplers=(Sampler(), Sampler(1.0)), max_new_tokens=4)
+    samples = run(config=config, conversations=chats()[:1])
+    for sample in samples:
+        watched = len(sample["rounds"]) if sample["visited_alpha"] else 0
+        assert sample["energy_j"] == 1 + watched  # two more looks a round, of which the step between is left out
 
 
 class Counting:
@@ -412,6 +492,7 @@ def test_chats_without_a_kind_count_once(tmp_path):
     record = {
         "conversation": "c", "drafter": "eagle3", "sampler": {"temperature": 0.0}, "positions": [4], "alpha": [2.0],
         "greedy": [1], "survived": [1], "reached": [4], "started": 4, "rounds": 4, "committed": 5,
+        "confidence": [[[0.0, 0, 0]] * 9 + [[3.8, 4, 1]]], "in_draft_vocabulary": [3, 4],
     }  # fmt: skip
     for kind in ("unlabelled", "all", "everything"):
         (tmp_path / "teacher_forced.jsonl").write_text(json.dumps({**record, "kind": kind}) + "\n")
