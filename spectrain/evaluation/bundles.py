@@ -10,8 +10,6 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from torch import nn
-
 from spectrain.bundle import BundleContents, load_drafter, resolve_bundle
 from spectrain.data.conversations import Conversation
 from spectrain.data.split import conversations_digest
@@ -100,7 +98,7 @@ def compare_bundles(bundles: Mapping[str, Path], target: Target, conversations: 
         name: {
             "type": entrant.manifest.drafter["type"],
             **entrant.described(),
-            "bytes": weight_bytes(entrant.drafter) if isinstance(entrant.drafter, nn.Module) else 0,
+            "bytes": weight_bytes(entrant.drafter),
             "training": training_cost(entrant.contents.folder, entrant.manifest),
         }
         for name, entrant in entrants.items()
@@ -237,6 +235,10 @@ def _evaluate(entrants: Mapping[str, Entrant], target: Target, conversations: Se
                       progress=progress)  # fmt: skip
     context = about | _context(target, config, samples, traffic, conversations, raw)
     context["target"] |= _origin(target, entrants.values())
+    context["memory"] = {
+        "target": weight_bytes(target.model),
+        "drafters": {name: weight_bytes(drafter) for name, drafter in drafters.items()},
+    }
     context |= {"left_out": [asdict(draft) for draft in left_out]} if left_out else {}
     context["teacher_forced"] = teacher_forced_rows(raw, sorted({s["conversation"] for s in samples}))
     context["drift"] = {

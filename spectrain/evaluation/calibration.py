@@ -1,4 +1,4 @@
-"""Does a drafter know when it is right? Its confidence beside how often it is accepted, from sums of raw lines.
+"""Does a drafter know when it is right, and how much can it say at all? From sums of raw samples.
 
 *Confidence* is the probability that the drafter gives: teacher-forced, its largest one at T=1 at every position of the
 target's answers, right where its greedy token is the target's; decoding, that of a token it drew under the sampler,
@@ -27,20 +27,32 @@ TEACHER_FORCED = "teacher-forced"
 
 
 class Calibration:
-    """Sums of raw samples and of teacher-forced records, line by line; ``rows`` are made of them."""
+    """Sums of raw samples, one after another; the rows of the document are made of them."""
 
     def __init__(self) -> None:
         self._sums: dict[tuple[str, str, str, int | None], list[list[float]]] = {}
+        self._covered: dict[tuple[str, str], dict[str, list[int]]] = {}
 
-    def add_sample(self, raw: Mapping[str, Any]) -> None:
-        """Count a line of samples.jsonl; one without confidence adds nothing."""
-        if raw["confidence"] is not None:
-            self._add((raw["drafter"], raw["contender"], json.dumps(raw["sampler"]), None), raw["confidence"])
+    @classmethod
+    def of(cls, samples: Iterable[Mapping[str, Any]]) -> Calibration:
+        """Of all these samples; none of them is kept."""
+        calibration = cls()
+        for sample in samples:
+            calibration.add(sample)
+        return calibration
 
-    def add_record(self, record: Mapping[str, Any]) -> None:
-        """Count a line of teacher_forced.jsonl, which must not be there twice."""
-        for depth, bins in enumerate(record["confidence"]):
-            self._add((record["drafter"], TEACHER_FORCED, json.dumps(record["sampler"]), depth), bins)
+    def add(self, sample: Mapping[str, Any]) -> None:
+        """Count a raw sample: its ``confidence``, and its ``teacher_forced`` scores where it has some."""
+        drafter, sampler, forced = sample["drafter"], json.dumps(sample["sampler"]), sample.get("teacher_forced")
+        if sample["confidence"] is not None:
+            self._add((drafter, sample["contender"], sampler, None), sample["confidence"])
+        if forced is not None:
+            for depth, bins in enumerate(forced["confidence"]):
+                self._add((drafter, TEACHER_FORCED, sampler, depth), bins)
+            for kind in dict.fromkeys((EVERYTHING, *kind_and_parents(sample["kind"]))):
+                clusters = self._covered.setdefault((drafter, kind), {})
+                before = clusters.get(sample["conversation"], [0, 0])
+                clusters[sample["conversation"]] = added(before, forced["in_draft_vocabulary"])
 
     def _add(self, place: tuple[str, str, str, int | None], bins: list[list[float]]) -> None:
         self._sums[place] = added(self._sums[place], bins) if place in self._sums else bins
@@ -63,6 +75,18 @@ class Calibration:
             if any(count for _, count, _ in bins)
         ]
 
+    def vocabulary_rows(self) -> list[dict[str, Any]]:
+        """The share of the target's greedy tokens that each drafter can say at all, by drafter and kind.
+
+        ``coverage`` has an interval over conversations (low and high None for fewer than two), over prefixes of all
+        samplers; ``tokens`` is how many it was measured on.
+        """
+        return [
+            {"drafter": drafter, "kind": kind, "coverage": _interval(list(clusters.values())), "tokens": tokens}
+            for (drafter, kind), clusters in self._covered.items()
+            if (tokens := sum(of for _, of in clusters.values()))
+        ]
+
 
 def reliability(bins: Sequence[Sequence[float]]) -> dict[str, Any]:
     """A reliability curve and its ECE, from [Σ confidence, count, right ones] of equal bins from 0 to 1."""
@@ -83,25 +107,6 @@ def reliability(bins: Sequence[Sequence[float]]) -> dict[str, Any]:
             for i, (confidence, here, hits) in enumerate(bins)
         ],
     }
-
-
-def draft_vocabulary_rows(records: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """The share of the target's greedy tokens that each drafter can say at all, by drafter and kind.
-
-    ``records`` are lines of teacher_forced.jsonl, each once. ``coverage`` has an interval over conversations (low and
-    high None for fewer than two), over prefixes of all samplers; ``tokens`` is how many it was measured on.
-    """
-    places: dict[tuple[str, str], dict[str, list[int]]] = {}
-    for record in records:
-        for kind in dict.fromkeys((EVERYTHING, *kind_and_parents(record["kind"]))):
-            clusters = places.setdefault((record["drafter"], kind), {})
-            before = clusters.get(record["conversation"], [0, 0])
-            clusters[record["conversation"]] = added(before, record["in_draft_vocabulary"])
-    return [
-        {"drafter": drafter, "kind": kind, "coverage": _interval(list(clusters.values())), "tokens": tokens}
-        for (drafter, kind), clusters in places.items()
-        if (tokens := sum(of for _, of in clusters.values()))
-    ]
 
 
 def _interval(clusters: Sequence[Sequence[int]]) -> dict[str, float | None]:

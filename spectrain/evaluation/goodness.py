@@ -40,13 +40,13 @@ def distribution_block(counted: Sequence[tuple[str, bool, Sequence[int]]]) -> li
         {
             "contender": name,
             "lossy": lossy,
-            "tokens": sum(bins),
-            "bins": list(bins),
+            "tokens": int(sum(bins)),
+            "bins": [int(count) for count in bins],  # whatever kind of number was added up
             "statistic": statistic,
             "p_value": p,
             "adjusted_p_value": holms,
             "agrees": holms >= LEVEL,
-            "detectable": detectable(sum(bins), len(bins), LEVEL / len(counted)),
+            "detectable": detectable(int(sum(bins)), len(bins), LEVEL / len(counted)),
         }
         for (name, lossy, bins), (statistic, p), holms in zip(counted, tests, adjusted, strict=True)
     ]
@@ -56,7 +56,7 @@ def chi_square(bins: Sequence[int]) -> tuple[float, float]:
     """Pearson's statistic of counts against equal ones, and the probability that chance makes it as large."""
     expected = sum(bins) / len(bins)
     statistic = sum((count - expected) ** 2 for count in bins) / expected
-    return statistic, tail(statistic, len(bins) - 1)
+    return float(statistic), tail(float(statistic), len(bins) - 1)
 
 
 def holm(p_values: Sequence[float]) -> list[float]:

@@ -3,7 +3,8 @@
 Every token is replaced by its place in the law it was drawn from: the mass of the likelier tokens, and of its own a
 random share (the randomised probability integral transform). Under exact sampling these places are uniform on [0, 1)
 and independent of one another, whatever the law, the sampler or the prefix, and however the answer's end came about;
-likelier tokens first, since most faults move mass between head and tail. ``goodness`` tests the counts.
+likelier tokens first, since most faults move mass between head and tail. ``goodness`` tests the counts. What moves mass
+among tokens that are about as likely is not seen.
 
 Shapes: N tokens of an answer, C of a chunk, H hidden, V vocabulary.
 """

@@ -130,7 +130,7 @@ def peak(job: Job) -> dict[str, Any]:
         "tokens": len(decoding.results[0].tokens),
         "rounds": len(decoding.results[0].rounds),
         "target_bytes": weight_bytes(target.model),
-        "drafter_bytes": weight_bytes(drafter) if isinstance(drafter, nn.Module) else 0,
+        "drafter_bytes": weight_bytes(drafter),
         "drafter_cache_bytes": watched.most if watched else 0,
         "loaded_bytes": loaded,
         "loaded_with_drafter_bytes": with_drafter,
@@ -149,8 +149,10 @@ def _drafter(job: Job, target: Target) -> Drafter | None:
     return NgramDrafter(NgramConfig()) if job.variant == NGRAM else None
 
 
-def weight_bytes(module: nn.Module) -> int:
-    """Bytes of parameters and buffers, shared ones once."""
+def weight_bytes(module: nn.Module | Drafter | None) -> int:
+    """Bytes of parameters and buffers, shared ones once; none where there are no weights."""
+    if not isinstance(module, nn.Module):
+        return 0
     tensors = {t.data_ptr(): t for t in (*module.parameters(), *module.buffers())}
     return sum(t.numel() * t.element_size() for t in tensors.values())
 

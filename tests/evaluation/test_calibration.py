@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from spectrain.evaluation.calibration import Calibration, draft_vocabulary_rows, reliability
+from spectrain.evaluation.calibration import Calibration, reliability
 
 GREEDY, WARM = ({"temperature": t, "top_k": None, "top_p": None} for t in (0.0, 1.0))
 EMPTY = [0.0, 0, 0]
@@ -26,15 +26,17 @@ def test_ece_by_hand():
 
 
 def test_rows_pool_conversations_and_keep_sources_apart():
-    calibration = Calibration()
-    sample = {"drafter": "eagle3", "contender": "eagle3 k=2", "sampler": WARM}
-    calibration.add_sample({**sample, "confidence": bins(b3=(1.4, 4, 1))})
-    calibration.add_sample({**sample, "confidence": bins(b3=(0.6, 2, 2), b9=(0.9, 1, 1))})
-    calibration.add_sample({**sample, "contender": "eagle3 k=2 block", "confidence": bins(b0=(0.05, 1, 0))})
-    calibration.add_sample({**sample, "contender": "ngram k=2", "confidence": None})
-    record = {"drafter": "eagle3", "sampler": GREEDY}
-    for _ in range(2):
-        calibration.add_record({**record, "confidence": [bins(b9=(2.8, 3, 3)), bins(b5=(0.5, 1, 0)), bins()]})
+    forced = {"confidence": [bins(b9=(2.8, 3, 3)), bins(b5=(0.5, 1, 0)), bins()], "in_draft_vocabulary": [3, 3]}
+    sample = {"drafter": "eagle3", "contender": "eagle3 k=2", "sampler": WARM, "kind": "a", "conversation": "c"}
+    changes = [
+        {"confidence": bins(b3=(1.4, 4, 1))},
+        {"confidence": bins(b3=(0.6, 2, 2), b9=(0.9, 1, 1))},
+        {"contender": "eagle3 k=2 block", "confidence": bins(b0=(0.05, 1, 0))},
+        {"contender": "ngram k=2", "confidence": None},
+        *[{"sampler": GREEDY, "confidence": None, "teacher_forced": forced}] * 2,
+        {"sampler": GREEDY, "confidence": None, "teacher_forced": None},
+    ]
+    calibration = Calibration.of({**sample, **change} for change in changes)
     found = {(row["source"], row["sampler"], row["depth"]): row for row in calibration.rows()}
     assert set(found) == {
         ("eagle3 k=2", "T=1", None),
@@ -62,12 +64,13 @@ def test_a_calibrated_drafter_has_next_to_no_error_and_a_boastful_one_has():
 
 
 def record(conversation, kind, covered, of, drafter="eagle3", sampler=GREEDY):
-    return {"conversation": conversation, "kind": kind, "drafter": drafter, "sampler": sampler,
-            "in_draft_vocabulary": [covered, of]}  # fmt: skip
+    forced = {"confidence": [], "in_draft_vocabulary": [covered, of]}
+    return {"conversation": conversation, "kind": kind, "drafter": drafter, "sampler": sampler, "confidence": None,
+            "teacher_forced": forced}  # fmt: skip
 
 
 def test_coverage_by_kind_over_conversations():
-    rows = draft_vocabulary_rows(
+    rows = Calibration.of(
         [
             record("a", "narrow/sql", 9, 10),
             record("a", "narrow/sql", 8, 10, sampler=WARM),
@@ -76,7 +79,7 @@ def test_coverage_by_kind_over_conversations():
             record("c", "open", 0, 5, drafter="medusa"),
             record("d", "open", 0, 0, drafter="none"),
         ]
-    )
+    ).vocabulary_rows()
     found = {(row["drafter"], row["kind"]): row for row in rows}
     assert {kind for drafter, kind in found if drafter == "eagle3"} == {
         "everything", "narrow", "narrow/sql", "narrow/json", "open",
