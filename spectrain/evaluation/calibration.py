@@ -44,8 +44,8 @@ class Calibration:
     def add(self, sample: Mapping[str, Any]) -> None:
         """Count a raw sample: its ``confidence``, and its ``teacher_forced`` scores where it has some."""
         drafter, sampler, forced = sample["drafter"], json.dumps(sample["sampler"]), sample.get("teacher_forced")
-        if sample["confidence"] is not None:
-            self._add((drafter, sample["contender"], sampler, None), sample["confidence"])
+        if (bins := sample.get("confidence")) is not None:
+            self._add((drafter, sample["contender"], sampler, None), bins)
         if forced is not None:
             for depth, bins in enumerate(forced["confidence"]):
                 self._add((drafter, TEACHER_FORCED, sampler, depth), bins)
