@@ -232,7 +232,7 @@ def _check_speedup(name: str, conversations: int, found: Found) -> None:
     if conversations >= FEWEST_CONVERSATIONS and steps["low"] > ROUND_FASTER_THAN_STEP:
         raise SpectrainError(
             f"contender {name}: a decode speedup of {found['decode']['value']:.3f} exceeds "
-            f"{found['tokens_per_round']['value']:.3f} tokens per round: its rounds would be {steps['value']:.3f} (at "
-            f"least {steps['low']:.3f}) times as fast as plain steps, and each holds one; plain decoding was slowed, or "
-            "some of the contender's time is lost"
+            f"{found['tokens_per_round']['value']:.3f} tokens per round: its rounds would be {steps['value']:.3f} "
+            f"(at least {steps['low']:.3f}) times as fast as plain steps, and each holds one; plain decoding was "
+            "slowed, or some of the contender's time is lost"
         )

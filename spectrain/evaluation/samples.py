@@ -122,7 +122,7 @@ def parse_sample(raw: Mapping[str, Any]) -> Sample:
 
     Raises ``SpectrainError`` naming the sample and the field.
     """
-    values = {name: raw[name] if name in raw else missing for name, missing in LATER.items()}
+    values = {name: raw.get(name, missing) for name, missing in LATER.items()}
     values |= {name: _field(raw, name) for name in Sample.__dataclass_fields__ if name not in LATER}
     values["conversation"] = str(values["conversation"])
     values["kind"] = str(values["kind"] or "unlabelled")

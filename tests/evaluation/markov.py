@@ -36,8 +36,8 @@ class World:
     budget: int = 25
 
     @property
-    def alpha_DV(self) -> Floats:
-        """The acceptance probability after each token."""
+    def alpha(self) -> Floats:
+        """The acceptance probability after each token [D, V]."""
         return np.minimum(self.p_DVV, self.q_DVV).sum(-1)
 
 
@@ -101,7 +101,7 @@ COVERED = 3  # a draft vocabulary of the first tokens
 
 def _plain(world: World, domain: int) -> dict[str, float]:
     """Expected sums of plain decoding, a token a round after the first."""
-    p, alpha = world.p_DVV[domain], world.alpha_DV[domain]
+    p, alpha = world.p_DVV[domain], world.alpha[domain]
     state, rounds, accepted, covered = world.first_DV[domain].copy(), 0.0, 0.0, 0.0
     for _ in range(world.budget - 1):
         alive = state.copy()
@@ -131,7 +131,7 @@ def _decoded(world: World, domain: int) -> dict[str, float]:
 
 
 def _round(world: World, domain: int, left: int, token: int, visits: Floats, sums: dict[str, float]) -> None:
-    p, q, alpha = world.p_DVV[domain], world.q_DVV[domain], world.alpha_DV[domain]
+    p, q, alpha = world.p_DVV[domain], world.q_DVV[domain], world.alpha[domain]
     proposed = min(world.k, left - 1)
     weight = visits[left, token]
     sums["rounds"] += weight
@@ -168,20 +168,29 @@ def _full(accepted: int, k: int, mass: float, sums: dict[str, float]) -> None:
 
 
 @dataclass(frozen=True)
-class Answers:
+class Decoded:
     """Sums of B answers by name, and the rounds of the first ``kept`` of them as a decoder records them."""
 
     sums_B: dict[str, Floats]
     rounds: list[list[list[Any]]]
-    domain_B: npt.NDArray[np.int64]
+
+    def by_conversation(self, seeds: int, conversations: int) -> dict[str, Floats]:
+        """Sums over the answers of a conversation [repetitions, C]."""
+        return {name: sums.reshape(-1, conversations, seeds).sum(-1) for name, sums in self.sums_B.items()}
 
 
-def decode(world: World, domain_B: npt.NDArray[np.int64], seed: int, kept: int = 0) -> Answers:
+def converse(world: World, repetitions: int, conversations: int, seeds: int, seed: int, kept: int = 0) -> Decoded:
+    """Repetitions of a measurement: every conversation draws its domain, and is answered once a seed."""
+    drawn = np.random.default_rng(seed).choice(len(world.share_D), size=repetitions * conversations, p=world.share_D)
+    return decode(world, np.repeat(drawn, seeds), seed, kept)
+
+
+def decode(world: World, domain_B: npt.NDArray[np.int64], seed: int, kept: int = 0) -> Decoded:
     """Speculative and plain decoding of one answer each."""
     generator = torch.Generator().manual_seed(seed)
     spoken = _speculate(world, torch.from_numpy(domain_B), generator, kept)
     plain = _speak(world, torch.from_numpy(domain_B), generator)
-    return Answers({name: sums.numpy() for name, sums in (spoken[0] | plain).items()}, spoken[1], domain_B)
+    return Decoded({name: sums.numpy() for name, sums in (spoken[0] | plain).items()}, spoken[1])
 
 
 def _uniforms(generator: torch.Generator, *shape: int) -> torch.Tensor:
@@ -189,7 +198,7 @@ def _uniforms(generator: torch.Generator, *shape: int) -> torch.Tensor:
 
 
 def _speak(world: World, domain_B: torch.Tensor, generator: torch.Generator) -> dict[str, torch.Tensor]:
-    p, alpha = torch.from_numpy(world.p_DVV), torch.from_numpy(world.alpha_DV)
+    p, alpha = torch.from_numpy(world.p_DVV), torch.from_numpy(world.alpha)
     count = len(domain_B)
     token_B = draw(torch.from_numpy(world.first_DV)[domain_B], _uniforms(generator, count))
     names = ("plain alpha", "plain rounds", "covered")
@@ -208,7 +217,7 @@ def _speak(world: World, domain_B: torch.Tensor, generator: torch.Generator) -> 
 def _speculate(world: World, domain_B: torch.Tensor, generator: torch.Generator,
                kept: int) -> tuple[dict[str, torch.Tensor], list[list[list[Any]]]]:  # fmt: skip
     p, q = torch.from_numpy(world.p_DVV), torch.from_numpy(world.q_DVV)
-    alpha, k = torch.from_numpy(world.alpha_DV), world.k
+    alpha, k = torch.from_numpy(world.alpha), world.k
     everyone, rounds = len(domain_B), [[] for _ in range(kept)]
     names = {name for ratio in figures(k).values() for name in ratio} | {"proposed"}
     sums = {n: torch.zeros(everyone, dtype=torch.float64) for n in names if not n.startswith("plain")}
