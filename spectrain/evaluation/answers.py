@@ -36,8 +36,8 @@ def columns(depth: int) -> dict[str, int]:
     """What is summed of an answer, and how many entries it has, for drafts that are up to ``depth`` tokens deep.
 
     ``full``, ``reached`` and ``tested`` count full rounds (see ``RoundCounts``), ``full_tokens`` what they committed,
-    ``offered`` all rounds that proposed at least i tokens. ``kept`` are accepted draft tokens that reached the answer. ``band_rounds`` and ``band_tokens``
-    are rounds by where in the answer they start. What decoding did not record is NaN.
+    ``offered`` all rounds that proposed at least i tokens. ``kept`` are accepted draft tokens that reached the answer.
+    ``band_rounds`` and ``band_tokens`` are rounds by where in the answer they start. What was not recorded is NaN.
     """
     counts = ("rounds", "committed", "new_tokens", "kept", "nodes", "full", "full_tokens", *CLIPS)
     single = (*counts, *PARTS, "energy", "cache_bytes", "state_bytes")
@@ -94,7 +94,7 @@ class Answers:
         return [(conversation, str(turn), str(seed), kind) for conversation, turn, seed, kind in rows]
 
     @cached_property
-    def table_NX(self) -> Floats:
+    def table(self) -> Floats:
         return np.frombuffer(self._cells).reshape(len(self.conversations), -1)
 
     @cached_property
@@ -106,13 +106,13 @@ class Answers:
         }
 
     @cached_property
-    def _rank_N(self) -> npt.NDArray[np.int64]:
+    def _ranks(self) -> npt.NDArray[np.int64]:
         """Each answer's conversation by its place among the names: the same for every contender."""
         return np.unique(np.array(self.conversations), return_inverse=True)[1]
 
     def column(self, name: str) -> Floats:
         """A column [N], or [N, X] where it has several entries."""
-        found = self.table_NX[:, self._places[name]]
+        found = self.table[:, self._places[name]]
         return found[:, 0] if columns(self.first.depth)[name] == 1 else found
 
     def of_kind(self, kind: str | None) -> Mask:
@@ -124,9 +124,9 @@ class Answers:
         """Some of the answers (all by default), by conversation."""
         rows = np.arange(len(self.conversations)) if chosen_N is None else np.flatnonzero(chosen_N)
         # Sums do not depend on the order in which samples were written, to the last bit.
-        order = np.lexsort(([self.seeds[i] for i in rows], [self.turns[i] or 0 for i in rows], self._rank_N[rows]))
+        order = np.lexsort(([self.seeds[i] for i in rows], [self.turns[i] or 0 for i in rows], self._ranks[rows]))
         rows = rows[order]
-        return Clusters(self, rows, np.unique(self._rank_N[rows], return_inverse=True)[1])
+        return Clusters(self, rows, np.unique(self._ranks[rows], return_inverse=True)[1])
 
 
 @dataclass(frozen=True)

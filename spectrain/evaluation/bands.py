@@ -1,5 +1,7 @@
-"""Numbers by band: which turn of the conversation was answered, how long its prompt was, and where in the answer a round
-starts. The bands of each family add up to the whole."""
+"""Numbers by band: which turn of the conversation was answered, how long its prompt was, where in the answer a round is.
+
+The bands of each family add up to the whole.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,7 @@ PROMPT_EDGES = (64, 256, 1024, 4096)  # the longest prompt of a band
 
 
 def by_band(own: Answers, plain: Answers) -> dict[str, list[dict[str, Any]]]:
-    """Bands that hold at least one round, in order. Samples that do not say which turn they answer have no such band."""
+    """Bands that hold at least one round, in order; none by turn where samples do not say which one they answer."""
     turns = np.array([min(turn or 0, LAST_TURN) for turn in own.turns])
     prompts = np.searchsorted(PROMPT_EDGES, own.prompt_tokens)
     names = [*(str(turn) for turn in range(1, LAST_TURN)), f"{LAST_TURN} and later"]

@@ -82,9 +82,7 @@ def test_of_rare_rounds_there_is_an_interval_from_a_few_on():
     expected = {name: events(sums, name, world.k).mean() for name in found}
     assert min(expected.values()) < 20
     wrong = {
-        name: held
-        for name, (held, _) in found.items()
-        if expected[name] >= ENOUGH_EVENTS and not 0.93 <= held <= 0.97
+        name: held for name, (held, _) in found.items() if expected[name] >= ENOUGH_EVENTS and not 0.93 <= held <= 0.97
     }
     assert not wrong
 
