@@ -230,7 +230,7 @@ def _check_speedup(name: str, conversations: int, found: Found) -> None:
     """A round that takes less time than a step of plain decoding, beyond its interval: then the speedup exceeds tokens
     per round, which no drafter can do. The intervals of very few conversations are too narrow to say so."""
     steps = found["steps"]
-    if conversations >= FEWEST_CONVERSATIONS and steps["low"] > ROUND_FASTER_THAN_STEP:
+    if conversations >= FEWEST_CONVERSATIONS and (steps["low"] or 0) > ROUND_FASTER_THAN_STEP:
         raise SpectrainError(
             f"contender {name}: a decode speedup of {found['decode']['value']:.3f} exceeds "
             f"{found['tokens_per_round']['value']:.3f} tokens per round: its rounds would be {steps['value']:.3f} "

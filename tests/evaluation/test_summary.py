@@ -99,6 +99,22 @@ def test_rates_are_pooled(simulator):
     assert numbers["cost"] is None
 
 
+def test_speed_is_pooled_and_holds_drafting(simulator):
+    """Case C25: 100 tokens in 1 s and 300 in 6 s are 57.14 a second, not 75; and what drafting takes counts."""
+    times = {"a": (0.0, 0.4, 0.5, 0.1), "b": (0.0, 2.4, 3.0, 0.6)}
+    samples = []
+    for name, tokens in (("a", 100), ("b", 300)):
+        samples.append(plain(tokens - 1, conversation=name, seconds=(0.0, 0.0, tokens / 50, 0.0)))
+        rounds = [[1, 1, 2, None]] * (tokens // 2 - 1) + [[1, 0, 1, None]]
+        samples.append(sample("eagle3 k=1", 1, rounds, conversation=name, seconds=times[name]))
+    numbers = by_name(summarise(samples, context=simulator.context))["eagle3 k=1"]["pooled"]
+    assert numbers["tokens_per_second"]["value"] == pytest.approx(57.142857)
+    assert numbers["speedup"]["total"]["value"] == pytest.approx(400 / 7 / 50)
+    assert numbers["seconds"] == pytest.approx(
+        {"prefill": 0, "draft": 2.8, "verify": 3.5, "overhead": 0.7, "unaccounted": 0, "total": 7}
+    )
+
+
 def test_clipped_rounds_stand_apart(simulator):
     rounds = [[3, 1, 2, None], [3, 3, 2, "eos"]]
     document = summarise([plain(4), sample("eagle3 k=3", 3, rounds)], context=simulator.context)
