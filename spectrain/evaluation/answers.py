@@ -85,8 +85,8 @@ class Answers:
         self.prompt_tokens.append(sample.prompt_tokens)
         self.compared += sample.equal_to_plain is not None
         if sample.equal_to_plain is False:
-            found = {name: (sample.first_difference or {}).get(name) for name in ("position", "logit_gap")}
-            self.differences.append({"conversation": sample.conversation, "kind": sample.kind, **found})
+            where = {name: (sample.first_difference or {}).get(name) for name in ("position", "logit_gap")}
+            self.differences.append({"conversation": sample.conversation, "kind": sample.kind, **where})
 
     def keys(self) -> list[tuple[str, str, str, str]]:
         """Conversation, turn, seed and kind of every answer."""
@@ -124,7 +124,8 @@ class Answers:
         """Some of the answers (all by default), by conversation."""
         rows = np.arange(len(self.conversations)) if chosen_N is None else np.flatnonzero(chosen_N)
         # Sums do not depend on the order in which samples were written, to the last bit.
-        order = np.lexsort(([self.seeds[i] for i in rows], [self.turns[i] or 0 for i in rows], self._ranks[rows]))
+        seeds, turns = np.array(self.seeds), np.array([turn or 0 for turn in self.turns])
+        order = np.lexsort((seeds[rows], turns[rows], self._ranks[rows]))
         rows = rows[order]
         return Clusters(self, rows, np.unique(self._ranks[rows], return_inverse=True)[1])
 

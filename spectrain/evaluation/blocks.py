@@ -47,7 +47,7 @@ def number_block(contender: str, kind: str | None, own: Clusters, plain: Cluster
             "allow more new tokens or leave these conversations out"
         )
     drafts = own.first.shape is not None
-    found = measured(_acceptance(own) | _rates(own) | (_speedups(own, plain) if drafts else {}))
+    found: Found = measured(_acceptance(own) | _rates(own) | (_speedups(own, plain) if drafts else {}))
     seconds = _seconds(own)
     block = {
         "conversations": len(own),
