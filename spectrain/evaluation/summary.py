@@ -145,8 +145,8 @@ def _contender_block(own: Answers, plain: Answers, kinds: Sequence[str], context
     }
 
     def block(kind: str | None) -> dict[str, Any]:
-        chosen = [answers.clusters(answers.of_kind(kind)) for answers in (own, plain)]
-        return number_block(own.name, kind, *chosen, memory)
+        chosen, beside = (answers.clusters(answers.of_kind(kind)) for answers in (own, plain))
+        return number_block(own.name, kind, chosen, beside, memory)
 
     return {
         "contender": own.name,
