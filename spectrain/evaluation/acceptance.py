@@ -7,9 +7,8 @@ says of every position.
 
 from __future__ import annotations
 
-import json
 import random
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -20,17 +19,13 @@ from spectrain.data.conversations import Conversation, EncodedRow, render_prompt
 from spectrain.decoding import Generation, generate, generate_plain
 from spectrain.decoding.requests import check_request
 from spectrain.drafters import TrainableDrafter
-from spectrain.drafters.scoring import DepthScores, score_batch
+from spectrain.drafters.scoring import score_batch
 from spectrain.errors import SpectrainError
 from spectrain.evaluation.contenders import AcceptanceConfig, Contender
 from spectrain.evaluation.law_test import placed
-from spectrain.evaluation.samples import kind_and_parents
 from spectrain.evaluation.visited import Watch
 from spectrain.exact.sampler import Sampler
 from spectrain.target import Target
-
-DRIFT_FILE = "drift.jsonl"  # beside the samples (see evaluation/drift.py), and as old as they are
-EVERYTHING = "everything"  # the total of all kinds in tables by kind
 
 
 def choose(conversations: Sequence[Conversation], count: int | None, seed: int) -> list[Conversation]:
@@ -59,33 +54,39 @@ def prompt_ids(target: Target, conversation: Conversation, max_new_tokens: int) 
 
 def conversation_samples(target: Target, entries: Sequence[Contender], conversation: Conversation, prompt: list[int],
                          config: AcceptanceConfig, limit: int | None = None) -> Iterator[dict[str, Any]]:  # fmt: skip
-    """Samples of one conversation, contenders in an order drawn anew for each sampler."""
+    """Samples of one conversation, contenders in an order drawn anew for each sampler and seed."""
     for sampler in config.samplers:
-        seed = random.Random(f"{config.seed}/{conversation.id}").getrandbits(48)
         here = [entry.at(sampler) for entry in entries]
-        order = list(here)
-        random.Random(f"{seed}/{sampler.describe()}").shuffle(order)
-        runs, seen = {}, {}
-        budget = limit or config.max_new_tokens
-        arguments: dict[str, Any] = {"sampler": sampler, "max_new_tokens": budget, "seed": seed}
-        for entry in order:
-            own = entry.target or target
-            watch = Watch(own.device, sampler, entry.k)
-            if entry.verification is None:
-                own.tap(())
-                runs[entry.name] = generate_plain(own, prompt, **arguments)
-            else:
-                runs[entry.name] = generate(own, entry.drafter, prompt, shape=entry.shape, observer=watch.observer,
-                                            verification=entry.verification, **arguments)  # fmt: skip
-            seen[entry.name] = watch.end()
-        for entry in here:
-            own = entry.target or target
-            sample = _sample(own, conversation, prompt, sampler, seed, entry, runs) | seen[entry.name]
-            if entry is _longest(here, entry.family) and isinstance(entry.drafter, TrainableDrafter):
-                sample["teacher_forced"] = _teacher_forced(
-                    own, conversation, prompt, sampler, entry, runs[entry.baseline]
-                )
-            yield sample
+        for index in range(config.answers(sampler)):
+            name = f"{config.seed}/{conversation.id}" + (f"/{index}" if index else "")
+            seed = random.Random(name).getrandbits(48)
+            for sample in _answers(target, here, conversation, prompt, sampler, seed, limit or config.max_new_tokens):
+                yield {**sample, "seed_index": index}
+
+
+def _answers(target: Target, here: Sequence[Contender], conversation: Conversation, prompt: list[int], sampler: Sampler,
+             seed: int, budget: int) -> Iterator[dict[str, Any]]:  # fmt: skip
+    """One answer of every contender."""
+    order = list(here)
+    random.Random(f"{seed}/{sampler.describe()}").shuffle(order)
+    runs, seen = {}, {}
+    arguments: dict[str, Any] = {"sampler": sampler, "max_new_tokens": budget, "seed": seed}
+    for entry in order:
+        own = entry.target or target
+        watch = Watch(own.device, sampler, entry.k)
+        if entry.verification is None:
+            own.tap(())
+            runs[entry.name] = generate_plain(own, prompt, **arguments)
+        else:
+            runs[entry.name] = generate(own, entry.drafter, prompt, shape=entry.shape, observer=watch.observer,
+                                        verification=entry.verification, **arguments)  # fmt: skip
+        seen[entry.name] = watch.end()
+    for entry in here:
+        own = entry.target or target
+        sample = _sample(own, conversation, prompt, sampler, seed, entry, runs) | seen[entry.name]
+        if entry is _longest(here, entry.family) and isinstance(entry.drafter, TrainableDrafter):
+            sample["teacher_forced"] = _teacher_forced(own, conversation, prompt, sampler, entry, runs[entry.baseline])
+        yield sample
 
 
 def _longest(entries: Sequence[Contender], family: str) -> Contender | None:
@@ -116,6 +117,7 @@ def _sample(target: Target, conversation: Conversation, prompt: list[int], sampl
         "temperature": sampler.temperature,
         "sampler": asdict(sampler),
         "seed": seed,
+        "turn": 1 + sum(message.role == "assistant" for message in conversation.prompt),
         "prompt_tokens": len(prompt),
         "new_tokens": len(run.tokens),
         "finished": run.finished,
@@ -147,29 +149,3 @@ def output_difference(target: Target, prompt: list[int], tokens: list[int], plai
     ids = torch.tensor([[*prompt, *plain[:at]]], device=target.device)
     logits = target.logits(target.forward(ids).hidden_BTH[0, -1]).double()
     return {"position": at, "logit_gap": float((logits[plain[at]] - logits[tokens[at]]).abs())}
-
-
-def teacher_forced_rows(samples: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Acceptance probability at T=1 and conditional greedy acceptance by drafter, prefixes' sampler, kind and depth."""
-    totals: dict[tuple[str, str, str], DepthScores] = {}
-    for sample in samples:
-        if (record := sample.get("teacher_forced")) is not None:
-            scores = DepthScores.recorded(record)
-            for kind in {EVERYTHING, *kind_and_parents(sample["kind"])}:
-                place = (sample["drafter"], json.dumps(sample["sampler"]), kind)
-                totals[place] = totals.get(place, DepthScores()) + scores
-    return [
-        {
-            "drafter": drafter,
-            "prefixes": Sampler(**json.loads(sampler)).describe(),
-            "temperature": 1.0,  # α compares the laws at T=1, whatever the prefixes were sampled with
-            "kind": kind,
-            "depth": depth,
-            "alpha": scores.mean_alpha()[depth],
-            "greedy_conditional": scores.conditional()[depth],
-            "positions": scores.positions[depth],
-        }
-        for (drafter, sampler, kind), scores in totals.items()
-        for depth in range(len(scores.positions))
-        if scores.positions[depth]
-    ]

@@ -17,9 +17,8 @@ from dataclasses import asdict
 from typing import Any
 
 from spectrain.drafters.scoring import added
-from spectrain.evaluation.acceptance import EVERYTHING
 from spectrain.evaluation.blocks import STATISTICS
-from spectrain.evaluation.samples import kind_and_parents
+from spectrain.evaluation.samples import EVERYTHING, kind_and_parents
 from spectrain.exact.sampler import Sampler
 from spectrain.measures import ratio_interval
 

@@ -80,7 +80,7 @@ def measure(target: Target, drafters: dict[str, Drafter], conversations: Sequenc
         "count": len(chosen),
         **identity,
     }
-    ledger = Ledger(output, [c.id for c in chosen], len(entries) * len(config.samplers), rank=state.process_index,
+    ledger = Ledger(output, [c.id for c in chosen], len(entries) * sum(map(config.answers, config.samplers)), rank=state.process_index,
                     observe=running.add)  # fmt: skip
     with state.main_process_first():
         key = _open(ledger, key, running)

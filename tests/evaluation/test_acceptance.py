@@ -14,16 +14,17 @@ from spectrain.drafters.eagle3 import Eagle3Config, Eagle3Drafter
 from spectrain.drafters.ngram import NgramConfig, NgramDrafter
 from spectrain.errors import SpectrainError
 from spectrain.evaluation import acceptance, visited
-from spectrain.evaluation.acceptance import choose, teacher_forced_rows
+from spectrain.evaluation.acceptance import choose
 from spectrain.evaluation.calibration import Calibration
 from spectrain.evaluation.contenders import AcceptanceConfig, contenders
 from spectrain.evaluation.measurement import measure
 from spectrain.evaluation.summary import summarise
+from spectrain.evaluation.teacher_forced import teacher_forced_rows
 from spectrain.exact.sampler import Sampler
 from spectrain.shapes import DynamicTree, StaticTree
 
 TEXTS = {"narrow/sql": ("hello",), "narrow/json": ("ab",), "open/chat": ("a",)}
-CONFIG = AcceptanceConfig(k=(1, 2), samplers=(Sampler(), Sampler(1.0)), max_new_tokens=6, seed=1)
+CONFIG = AcceptanceConfig(k=(1, 2), samplers=(Sampler(), Sampler(1.0)), max_new_tokens=6, seed=1, seeds=1)
 IDENTITY = {"weights": "w", "bundle": "b"}
 NAMES = ["plain", "ngram k=1", "ngram k=2", "eagle3 k=1", "eagle3 k=2"]
 TIMES = {"prefill_s", "draft_s", "verify_s", "overhead_s", "total_s"}
@@ -108,6 +109,35 @@ def test_a_sample_tells_what_was_generated(measured, chat_target):
     assert (plain["new_tokens"], plain["finished"]) == (len(expected.tokens), expected.finished)
 
 
+def test_chats_are_answered_several_times_where_answers_are_drawn(run, simulator):
+    config = CONFIG.model_copy(update={"k": (2,), "seeds": 2})
+    samples = run("seeds", config=config)
+    names = ["plain", "ngram k=2", "eagle3 k=2"]
+    found = [(s["conversation"], s["temperature"], s["seed_index"], s["contender"]) for s in samples]
+    places = [(0.0, 0), (1.0, 0), (1.0, 1)]
+    assert found == [(f"c{i}", t, index, name) for i in range(3) for t, index in places for name in names]
+    seeds = {(s["conversation"], s["seed_index"]): s["seed"] for s in samples}
+    assert len(set(seeds.values())) == len(seeds) == 6  # the first is the greedy answer's too
+    assert {s["turn"] for s in samples} == {1}
+    rows = teacher_forced_rows(samples)
+    everything = {(r["prefixes"], r["depth"]): r for r in rows if r["kind"] == "everything"}
+    for prefixes, temperature in (("greedy (T=0)", 0.0), ("T=1", 1.0)):
+        lengths = [s["new_tokens"] for s in samples if (s["contender"], s["temperature"]) == ("plain", temperature)]
+        row = everything[prefixes, 0]
+        assert (row["positions"], row["conversations"]) == (sum(length - 1 for length in lengths), 3)
+        assert row["interval"]["low"] <= row["alpha"] == row["interval"]["value"] <= row["interval"]["high"]
+    document = summarise(samples, context=simulator.context | {"teacher_forced": rows})
+    assert [block["conversations"] for block in document["samplers"]] == [3, 3]
+    assert run("seeds", config=config) == samples  # finished: nothing is decoded again
+
+
+def test_the_turn_is_the_place_of_the_answer_in_its_chat(run):
+    messages = [("user", "a"), ("assistant", "b"), ("user", "a"), ("assistant", "ab")]
+    chat = {"id": "c9", "messages": [{"role": role, "content": text} for role, text in messages]}
+    samples = run("turns", CONFIG.model_copy(update={"k": (1,)}), [parse_conversation(chat, "row")])
+    assert {s["turn"] for s in samples} == {2}
+
+
 def test_samples_can_be_summarised(measured, simulator):
     samples, _ = measured
     rows = teacher_forced_rows(samples)
@@ -125,6 +155,7 @@ TREES = AcceptanceConfig(
     verification=("token", "block", "typical_lossy"),
     samplers=(Sampler(), Sampler(1.0)),
     max_new_tokens=5,
+    seeds=1,
 )
 RULES = ("", " block", " LOSSY typical")
 
