@@ -17,10 +17,10 @@ from dataclasses import asdict
 from typing import Any
 
 from spectrain.drafters.scoring import added
-from spectrain.evaluation.blocks import STATISTICS
+from spectrain.evaluation.figures import STATISTICS
 from spectrain.evaluation.samples import EVERYTHING, kind_and_parents
 from spectrain.exact.sampler import Sampler
-from spectrain.measures import ratio_interval
+from spectrain.intervals import ratio_interval
 
 TEACHER_FORCED = "teacher-forced"
 

@@ -80,8 +80,8 @@ def measure(target: Target, drafters: dict[str, Drafter], conversations: Sequenc
         "count": len(chosen),
         **identity,
     }
-    ledger = Ledger(output, [c.id for c in chosen], len(entries) * sum(map(config.answers, config.samplers)), rank=state.process_index,
-                    observe=running.add)  # fmt: skip
+    samples = len(entries) * sum(map(config.answers, config.samplers))
+    ledger = Ledger(output, [c.id for c in chosen], samples, rank=state.process_index, observe=running.add)
     with state.main_process_first():
         key = _open(ledger, key, running)
     mine = [c for c in chosen[state.process_index :: state.num_processes] if c.id not in ledger]

@@ -263,7 +263,7 @@ def test_trees_have_no_visited_states(run):
     config = AcceptanceConfig(k=(1,), trees=(DynamicTree(2, 2, 3),), samplers=(Sampler(1.0),), max_new_tokens=4)
     samples = run(config=config, conversations=chats()[:1])
     trees = [s for s in samples if s["shape"] and s["shape"]["type"] == "dynamic tree"]
-    assert len(trees) == 2
+    assert len(trees) == 2 * 2  # two drafters, two seeds
     assert all(s["visited_alpha"] is s["confidence"] is None for s in trees)
     assert all(sum(s["pit"]["bins"]) == s["new_tokens"] for s in trees)
 
@@ -529,7 +529,8 @@ def test_chats_without_a_kind_count_once():
         "committed": 5, "confidence": [[[0.0, 0, 0]] * 9 + [[3.8, 4, 1]]], "in_draft_vocabulary": [3, 4],
     }  # fmt: skip
     for kind in ("unlabelled", "all", "everything"):
-        sample = {"drafter": "eagle3", "sampler": {"temperature": 0.0}, "kind": kind, "teacher_forced": record}
+        told = {"conversation": "c", "drafter": "eagle3", "sampler": {"temperature": 0.0}, "kind": kind}
+        sample = {**told, "teacher_forced": record}
         rows = {row["kind"]: row for row in teacher_forced_rows([sample])}
         assert set(rows) == {kind, "everything"}
         assert all((row["positions"], row["alpha"]) == (4, 0.5) for row in rows.values())

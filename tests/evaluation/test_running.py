@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from spectrain.evaluation.running import FEWEST, Running, RunningRatio
-from spectrain.measures import ratio_interval
+from spectrain.intervals import ratio_interval
 
 
 def sample(committed, contender="eagle3 k=3", temperature=0.0):
