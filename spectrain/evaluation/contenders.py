@@ -83,6 +83,7 @@ class AcceptanceConfig(BaseModel):
     max_new_tokens: int = Field(128, ge=2)
     seed: int = 0
     seeds: int = Field(2, ge=1, description="answers to every chat at temperatures above 0; greedily there is one")
+    stop_at: float | None = Field(None, gt=0, description="end once tokens per round is known to ± this; default never")
 
     def answers(self, sampler: Sampler) -> int:
         """How often every chat is answered with a sampler."""

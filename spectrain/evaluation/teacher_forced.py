@@ -1,4 +1,4 @@
-"""Teacher-forced scores, a line an answer → rows of the document: what the target itself says of every position.
+"""Teacher-forced scores, which raw samples hold → rows of the document: what the target itself says of every position.
 
 Shapes: C conversations, D draft depths.
 """
@@ -6,9 +6,8 @@ Shapes: C conversations, D draft depths.
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -17,29 +16,8 @@ from spectrain.drafters.scoring import DepthScores
 from spectrain.evaluation.figures import Figure, measured
 from spectrain.evaluation.samples import is_of, kind_and_parents
 from spectrain.exact.sampler import Sampler
-from spectrain.files import json_digest
 
 EVERYTHING = "everything"  # the total of all kinds in tables by kind
-FILE = "teacher_forced.jsonl"
-
-
-def teacher_forced_records(output: Path, conversations: Collection[str]) -> Iterator[dict[str, Any]]:
-    """Lines of these conversations, one at a time; of those that an interruption made twice, the later one."""
-    wanted = set(conversations)
-    latest: dict[tuple[Any, ...], int] = {}
-    with (output / FILE).open(encoding="utf-8") as lines:
-        for number, line in enumerate(lines):
-            latest[_scored(json.loads(line))] = number
-    with (output / FILE).open(encoding="utf-8") as lines:
-        for number, line in enumerate(lines):
-            record = json.loads(line)
-            if latest[_scored(record)] == number and record["conversation"] in wanted:
-                yield record
-
-
-def _scored(record: Mapping[str, Any]) -> tuple[Any, ...]:
-    """What makes two records those of one answer."""
-    return record["conversation"], record["drafter"], json_digest(record["sampler"]), record.get("seed_index", 0)
 
 
 @dataclass
@@ -51,12 +29,12 @@ class _Scores:
     sums: dict[str, list[tuple[float, int]]] = field(default_factory=dict)
     """Σ α and positions by depth, of each conversation."""
 
-    def add(self, record: Mapping[str, Any]) -> None:
-        scores = DepthScores(**{name: record[name] for name in DepthScores.__dataclass_fields__})
-        for kind in {EVERYTHING, *kind_and_parents(record["kind"])}:
+    def add(self, sample: Mapping[str, Any]) -> None:
+        scores = DepthScores(**sample["teacher_forced"])
+        for kind in {EVERYTHING, *kind_and_parents(sample["kind"])}:
             self.totals[kind] = self.totals.get(kind, DepthScores()) + scores
-        name, found = record["conversation"], list(zip(scores.alpha, scores.positions, strict=True))
-        self.kinds[name] = record["kind"]
+        name, found = sample["conversation"], list(zip(scores.alpha, scores.positions, strict=True))
+        self.kinds[name] = sample["kind"]
         before = self.sums.get(name, [(0.0, 0)] * len(found))
         self.sums[name] = [(a + b, n + m) for (a, n), (b, m) in zip(before, found, strict=True)]
 
@@ -80,11 +58,15 @@ class _Scores:
                     }
 
 
-def teacher_forced_rows(output: Path, conversations: Collection[str]) -> list[dict[str, Any]]:
-    """Acceptance probability at T=1 and conditional greedy acceptance by drafter, prefixes' sampler, kind and depth."""
+def teacher_forced_rows(samples: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Acceptance probability at T=1 and conditional greedy acceptance by drafter, prefixes' sampler, kind and depth.
+
+    ``samples`` are raw; they are read once, and not kept.
+    """
     scores: dict[tuple[str, str], _Scores] = {}
-    for record in teacher_forced_records(output, conversations):
-        scores.setdefault((record["drafter"], json.dumps(record["sampler"])), _Scores()).add(record)
+    for sample in samples:
+        if sample.get("teacher_forced") is not None:
+            scores.setdefault((sample["drafter"], json.dumps(sample["sampler"])), _Scores()).add(sample)
     return [
         {"drafter": drafter, "prefixes": Sampler(**json.loads(sampler)).describe(), **row}
         for (drafter, sampler), found in scores.items()
