@@ -187,8 +187,8 @@ class Trainer:
         norm = _number(self.accelerator.clip_grad_norm_(self.parameters, self.optim.clip))
         if not math.isfinite(loss) or not math.isfinite(norm):
             raise SpectrainError(
-                f"loss {loss}, gradient norm {norm} at step {step} (rows {self._suspects(batches, losses)}): training "
-                "has diverged; lower optim.lr, or look at these rows of the prepared data"
+                f"loss {loss}, gradient norm {norm} at step {step} ({self._suspects(batches, losses)}): training has "
+                "diverged; lower optim.lr, or look at these rows of the prepared data"
             )
         rate = self.scheduler.get_last_lr()[0] / self.lr_scale
         self.optimizer.step()
@@ -222,12 +222,19 @@ class Trainer:
                 losses.append(self._backward(batch, weights))
         return losses, counts
 
-    def _suspects(self, batches: Sequence[MicroBatch], losses: list[Tensor]) -> list[list[int | str]]:
+    def _suspects(self, batches: Sequence[MicroBatch], losses: list[Tensor]) -> str:
         """The micro-batches whose own loss is no number, for people; all of them where only the gradient is none."""
         finite = gather_object([[math.isfinite(float(loss)) for loss in losses]])
         processes = len(finite)
         bad = [b for i, b in enumerate(batches) if not finite[i % processes][i // processes]]
-        return _rows(bad or batches)
+        return "; ".join(", ".join(map(self._named, batch)) for batch in bad or batches)
+
+    def _named(self, row: int | EncodedRow) -> str:
+        """A row for people: its number among the prepared ones, and its chat as far as that is known."""
+        if isinstance(row, EncodedRow):
+            return f"on-policy row of conversation {row.conversation!r}"
+        chat = self.train_rows.conversation(row)
+        return f"row {row}" if chat is None else f"row {row} of conversation {chat!r}"
 
     def _features(self, batch: MicroBatch) -> FeatureBatch:
         live = [row for row in batch if isinstance(row, EncodedRow)]
@@ -282,11 +289,6 @@ class Trainer:
                 scores = scores + score_batch(drafter, batch, self.head, self.config.validation_depths)
         drafter.train()
         return sum(gather_object([scores]), DepthScores())
-
-
-def _rows(batches: Sequence[MicroBatch]) -> list[list[int | str]]:
-    """Micro-batches for people: numbers of prepared rows, conversations of on-policy ones."""
-    return [[f"on-policy {row.conversation}" if isinstance(row, EncodedRow) else row for row in b] for b in batches]
 
 
 def _unsupervised(batch: FeatureBatch) -> FeatureBatch:
