@@ -148,3 +148,8 @@ def padded(parts: Mapping[str, Sequence[Tensor]], device: torch.device | str) ->
         top_ids_BTK=pad("top_ids") if "top_ids" in parts else None,
         top_log_p_BTK=pad("top_log_p") if "top_log_p" in parts else None,
     )
+
+
+def unsupervised(batch: FeatureBatch) -> FeatureBatch:
+    """The batch with nothing in it to learn."""
+    return FeatureBatch(**{**vars(batch), "answer_BT": torch.zeros_like(batch.answer_BT)})
