@@ -25,7 +25,7 @@ from spectrain.data.conversations import EncodedRow
 from spectrain.data.feature_rows import check_lengths, padded, row_features
 from spectrain.data.shards import Digests
 from spectrain.errors import SpectrainError
-from spectrain.files import atomic_file, json_digest, write_json
+from spectrain.files import atomic_file, json_digest, json_list_digest, write_json
 from spectrain.taps import TAP_CONVENTION
 from spectrain.target import FeatureBatch, Target
 
@@ -48,7 +48,7 @@ def store_key(rows: Sequence[EncodedRow], target: Target, model_digest: str, tap
             "tokens; lower it, or leave it out for the whole law"
         )
     return {
-        "rows": json_digest([[row.conversation, row.turn, row.ids, row.mask] for row in rows]),
+        "rows": json_list_digest([row.conversation, row.turn, row.ids, row.mask] for row in rows),
         "model": model_digest,
         "tokenizer_size": target.tokenizer_size,
         "compute_dtype": str(target.dtype),
