@@ -54,12 +54,13 @@ def run(arguments: Sequence[str], name: str = "spectrain run") -> None:
     """Prepare, train and evaluate a recipe."""
     text = "Everything a recipe asks for: prepare, train, evaluate, report. Finished stages are not repeated."
     options = recipe_command(name, text, f"{name} recipes/smollm2-135m-instruct/quickstart.yaml").parse_args(arguments)
+    from spectrain.commands import finish
     from spectrain.config import load_recipe
     from spectrain.pipeline import Run
 
     whole = Run(load_recipe(options.recipe, options.overrides))
     whole.train()
-    _announce(whole.evaluate())
+    finish(whole.evaluate())
 
 
 def evaluate(arguments: Sequence[str], name: str = "spectrain evaluate") -> None:
@@ -68,7 +69,7 @@ def evaluate(arguments: Sequence[str], name: str = "spectrain evaluate") -> None
         name,
         "Measure what a bundle buys on held-out chats, against plain decoding and prompt lookup on the same prompts:\n"
         "acceptance, tokens per round, device time, speedup with intervals, and a verdict: on with which k, or off.\n"
-        "Interrupted, the same command goes on with the next chat.",
+        "Interrupted, the same command goes on with the next chat; started by accelerate launch, processes share them.",
         f"{name} runs/quickstart/bundle --traffic chats.jsonl --k 1,3,5 --temperature 0,1 --output runs/report\n"
         f"  {name} runs/quickstart/bundle --traffic chats.jsonl --tree dynamic:5,4,16 --tree '0;1;0,0' \\\n"
         "      --verification token,block --output runs/trees",
@@ -77,8 +78,9 @@ def evaluate(arguments: Sequence[str], name: str = "spectrain evaluate") -> None
     measurement(parser)
     options = parser.parse_args(arguments)
     from spectrain.commands import evaluate as command
+    from spectrain.commands import finish
 
-    _announce(command(options))
+    finish(command(options))
 
 
 def compare(arguments: Sequence[str], name: str = "spectrain compare") -> None:
@@ -96,8 +98,9 @@ def compare(arguments: Sequence[str], name: str = "spectrain compare") -> None:
     measurement(parser)
     options = parser.parse_args(arguments)
     from spectrain.commands import compare as command
+    from spectrain.commands import finish
 
-    _announce(command(options))
+    finish(command(options))
 
 
 def ablation(arguments: Sequence[str], name: str = "spectrain ablation") -> None:
@@ -243,10 +246,6 @@ COMMANDS: dict[str, Callable[..., int | None]] = {
     "publish": publish,
     **CHECKPOINT_COMMANDS,
 }
-
-
-def _announce(document: object) -> None:
-    print(f"measured: {document}; reports beside it: report.html, report.md, report.png")
 
 
 def guarded(command: Callable[..., int | None], arguments: Sequence[str], name: str) -> int:

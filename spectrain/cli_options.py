@@ -60,6 +60,8 @@ def measurement(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--top-p", type=float, help="top-p of every temperature above 0")
     parser.add_argument("--max-new-tokens", type=int, default=128, help="of one answer, at most (default: %(default)s)")
     parser.add_argument("--conversations", type=int, help="measure this many, spread over the kinds (default: all)")
+    parser.add_argument("--stop-at", type=float, metavar="WIDTH", help="end early, once tokens per round of every "
+                        "contender is known to ± this (95%%); chats are then taken in a random order")  # fmt: skip
     parser.add_argument("--dtype", default="float32", help="dtype of the target (default: %(default)s)")
     parser.add_argument("--seed", type=int, default=0, help="seed of sampling and of the order (default: %(default)s)")
 

@@ -14,6 +14,7 @@ from pydantic import BaseModel, ValidationError
 from spectrain.bundle import load_drafter, resolve_bundle
 from spectrain.data.conversations import load_conversations
 from spectrain.data.template import set_template_kwargs
+from spectrain.distributed import processes
 from spectrain.drafters import Drafter
 from spectrain.drafters.ngram import NgramConfig, NgramDrafter
 from spectrain.drafters.ranks import RANKS_FILE
@@ -65,6 +66,13 @@ def compare(options: argparse.Namespace) -> Path:
                            traffic=_traffic(options), baselines=baselines)  # fmt: skip
 
 
+def finish(document: Path) -> None:
+    """Say where the numbers are, once however many processes measured them, and let these go."""
+    if processes().is_main_process:
+        print(f"measured: {document}; reports beside it: report.html, report.md, report.png")
+    processes().destroy_process_group()
+
+
 def _measurement(options: argparse.Namespace) -> AcceptanceConfig:
     temperatures = _numbers(options.temperature, "--temperature", float)
     return _settings(
@@ -76,6 +84,7 @@ def _measurement(options: argparse.Namespace) -> AcceptanceConfig:
         conversations=options.conversations,
         max_new_tokens=options.max_new_tokens,
         seed=options.seed,
+        stop_at=options.stop_at,
     )
 
 
@@ -217,7 +226,7 @@ def _named_target(options: argparse.Namespace, recorded: TargetRecord | None, wh
     if not name:
         raise SpectrainError(f"{whose}; name it with --target")
     revision = recorded.revision if recorded and name == recorded.name else None
-    return load_target(name, revision=revision, dtype=options.dtype)
+    return load_target(name, revision=revision, dtype=options.dtype, device=str(processes().device))
 
 
 def _original(options: argparse.Namespace, folder: Path, target: Target) -> Target | None:

@@ -256,7 +256,8 @@ class Run:
             traffic=", ".join(Path(p).name for p in self.recipe.data.heldout) or "held-out share of the training files",
             baselines=self.recipe.baselines, progress=self.progress,
         )  # fmt: skip
-        write_json(self.bundle / "acceptance.json", json.loads(path.read_text(encoding="utf-8")))
+        if processes().is_main_process:
+            write_json(self.bundle / "acceptance.json", json.loads(path.read_text(encoding="utf-8")))
         return path
 
 

@@ -1,38 +1,30 @@
-"""The measurement: every contender decodes the same held-out prompts, interleaved, and raw samples are kept.
+"""What one conversation shows: every contender decodes its prompt, interleaved, and raw samples are kept.
 
-One JSON line a (conversation, sampler, contender); the document and the report are made from these lines alone. Beside
-them, also a line each, the drafter's teacher-forced scores on the answers plain decoding gave: what the target itself
-says of every position. A run that was interrupted goes on with the next conversation.
+One JSON object a (conversation, sampler, contender); the document and the report are made from these alone. That of a
+drafter's longest chain also holds its teacher-forced scores on the answer plain decoding gave: what the target itself
+says of every position.
 """
 
 from __future__ import annotations
 
 import json
-import os
 import random
-from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict
-from pathlib import Path
 from typing import Any
 
 import torch
-from tqdm import tqdm
 
 from spectrain.data.batches import live_batch
 from spectrain.data.conversations import Conversation, EncodedRow, render_prompt
-from spectrain.data.split import conversations_digest
 from spectrain.decoding import Generation, generate, generate_plain
 from spectrain.decoding.requests import check_request
-from spectrain.drafters import Drafter, TrainableDrafter
+from spectrain.drafters import TrainableDrafter
 from spectrain.drafters.scoring import DepthScores, score_batch
 from spectrain.errors import SpectrainError
-from spectrain.evaluation.contenders import AcceptanceConfig, Contender, contenders
-from spectrain.evaluation.measured_trees import NONE, Resolved
+from spectrain.evaluation.contenders import AcceptanceConfig, Contender
 from spectrain.evaluation.samples import kind_and_parents
 from spectrain.exact.sampler import Sampler
-from spectrain.files import atomic_file, json_digest, whole_lines, write_json
-from spectrain.identity import first_difference
 from spectrain.target import Target
 
 DRIFT_FILE = "drift.jsonl"  # beside the samples (see evaluation/drift.py), and as old as they are
@@ -53,53 +45,6 @@ def choose(conversations: Sequence[Conversation], count: int | None, seed: int) 
     return [c for c in conversations if c.id in chosen]
 
 
-def measure(target: Target, drafters: dict[str, Drafter], conversations: Sequence[Conversation],
-            config: AcceptanceConfig, output: Path, identity: dict[str, Any], *, measured: Resolved = NONE,
-            targets: Mapping[str, Target] | None = None, progress: bool = True) -> list[dict[str, Any]]:  # fmt: skip
-    """Raw samples of every contender on every conversation, also kept in ``output/samples.jsonl``.
-
-    ``identity`` names what is measured (digests of target and bundle): a folder begun with another is an error.
-    ``targets`` has the targets of drafters that were trained with one: they decode with it.
-    """
-    entries = contenders(drafters, config.k, config.trees, config.verification, leave_out=True, measured=measured,
-                         targets=targets)  # fmt: skip
-    chosen = choose(conversations, config.conversations, config.seed)
-    prompts = {c.id: prompt_ids(target, c, config.max_new_tokens) for c in chosen}
-    key = {
-        "config": config.model_dump(mode="json"),
-        "traffic": conversations_digest(chosen),
-        "prompt_ids": json_digest(prompts),  # the template's and the tokenizer's part in them
-        "eos_ids": list(target.eos_ids),
-        "dtype": str(target.dtype),
-        "threads": torch.get_num_threads(),
-        "count": len(chosen),
-        **identity,
-    }
-    samples, file = _resume(output, key, len(entries) * len(config.samplers))
-    done = {sample["conversation"] for sample in samples}
-    bar = tqdm(chosen, desc="evaluate", unit="chat", disable=not progress)
-    warm = False
-    with file.open("a", encoding="utf-8") as out:
-        for conversation in bar:
-            if conversation.id in done:
-                continue
-            prompt = prompts[conversation.id]
-            if not warm:  # first calls allocate and tune; they are run and thrown away
-                list(_conversation(target, entries, conversation, prompt, config, limit=min(8, config.max_new_tokens)))
-                warm = True
-            fresh = list(_conversation(target, entries, conversation, prompt, config))
-            scores = [s for sample in fresh if (s := sample.pop("teacher_forced", None))]
-            with (output / "teacher_forced.jsonl").open("a", encoding="utf-8") as beside:
-                beside.write("".join(json.dumps(score) + "\n" for score in scores))
-            # One write a conversation: after an interruption it is there whole or measured again.
-            out.write("".join(json.dumps(sample) + "\n" for sample in fresh))
-            out.flush()
-            os.fsync(out.fileno())
-            samples += fresh
-            bar.set_postfix(_running(samples))
-    return samples
-
-
 def prompt_ids(target: Target, conversation: Conversation, max_new_tokens: int) -> list[int]:
     """Ids of a chat up to where the target answers; one that leaves no room for the answer is an error naming it."""
     ids = render_prompt(conversation, target.tokenizer)
@@ -110,8 +55,8 @@ def prompt_ids(target: Target, conversation: Conversation, max_new_tokens: int) 
     return ids
 
 
-def _conversation(target: Target, entries: Sequence[Contender], conversation: Conversation, prompt: list[int],
-                  config: AcceptanceConfig, limit: int | None = None) -> Iterator[dict[str, Any]]:  # fmt: skip
+def conversation_samples(target: Target, entries: Sequence[Contender], conversation: Conversation, prompt: list[int],
+                         config: AcceptanceConfig, limit: int | None = None) -> Iterator[dict[str, Any]]:  # fmt: skip
     """Samples of one conversation, contenders in an order drawn anew for each sampler."""
     for sampler in config.samplers:
         seed = random.Random(f"{config.seed}/{conversation.id}").getrandbits(48)
@@ -153,9 +98,7 @@ def _teacher_forced(target: Target, conversation: Conversation, prompt: list[int
     mask = [0] * len(prompt) + [1] * len(plain.tokens)
     target.tap(entry.drafter.tap_layers)
     batch = live_batch(target, [EncodedRow(conversation.id, conversation.kind, prompt + plain.tokens, mask)])
-    scores = score_batch(entry.drafter, batch, target.head, entry.k)
-    where = {"conversation": conversation.id, "kind": conversation.kind, "drafter": entry.family}
-    return {**where, "sampler": asdict(sampler), **asdict(scores)}
+    return asdict(score_batch(entry.drafter, batch, target.head, entry.k))
 
 
 def _sample(target: Target, conversation: Conversation, prompt: list[int], sampler: Sampler, seed: int,
@@ -198,17 +141,14 @@ def output_difference(target: Target, prompt: list[int], tokens: list[int], plai
     return {"position": at, "logit_gap": float((logits[plain[at]] - logits[tokens[at]]).abs())}
 
 
-def teacher_forced_rows(output: Path, conversations: Sequence[str]) -> list[dict[str, Any]]:
+def teacher_forced_rows(samples: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """Acceptance probability at T=1 and conditional greedy acceptance by drafter, prefixes' sampler, kind and depth."""
-    lines = (output / "teacher_forced.jsonl").read_text(encoding="utf-8").splitlines()
-    latest = {(r["conversation"], r["drafter"], json_digest(r["sampler"])): r for r in map(json.loads, lines)}
     totals: dict[tuple[str, str, str], DepthScores] = {}
-    for record in latest.values():
-        if record["conversation"] in conversations:
-            scores = DepthScores(**{name: record[name] for name in DepthScores.__dataclass_fields__})
-            for kind in {EVERYTHING, *kind_and_parents(record["kind"])}:
-                place = (record["drafter"], json.dumps(record["sampler"]), kind)
-                totals[place] = totals.get(place, DepthScores()) + scores
+    for sample in samples:
+        if (record := sample.get("teacher_forced")) is not None:
+            for kind in {EVERYTHING, *kind_and_parents(sample["kind"])}:
+                place = (sample["drafter"], json.dumps(sample["sampler"]), kind)
+                totals[place] = totals.get(place, DepthScores()) + DepthScores(**record)
     return [
         {
             "drafter": drafter,
@@ -224,49 +164,3 @@ def teacher_forced_rows(output: Path, conversations: Sequence[str]) -> list[dict
         for depth in range(len(scores.positions))
         if scores.positions[depth]
     ]
-
-
-def _running(samples: Sequence[dict[str, Any]]) -> dict[str, str]:
-    """Tokens per round so far of the first sampler's drafters, for the progress bar."""
-    totals: dict[str, list[int]] = {}
-    for sample in samples:
-        if sample["shape"] and sample["sampler"] == samples[0]["sampler"]:
-            total = totals.setdefault(sample["contender"], [0, 0])
-            total[0] += sum(r[2] for r in sample["rounds"])
-            total[1] += len(sample["rounds"])
-    return {name: f"τ {tokens / rounds:.2f}" for name, (tokens, rounds) in totals.items() if rounds}
-
-
-def _resume(output: Path, key: dict[str, Any], size: int) -> tuple[list[dict[str, Any]], Path]:
-    """Samples of an interrupted run with the same key, and the file to append to."""
-    output.mkdir(parents=True, exist_ok=True)
-    file, sidecar, beside = output / "samples.jsonl", output / "samples.json", output / "teacher_forced.jsonl"
-    if not file.exists():
-        for stale in (beside, output / DRIFT_FILE):
-            stale.unlink(missing_ok=True)
-        write_json(sidecar, key)
-        file.touch()
-        return [], file
-    found = json.loads(sidecar.read_text(encoding="utf-8")) if sidecar.exists() else {}
-    key = json.loads(json.dumps(key))
-    if {**found, "threads": key["threads"]} == key and len(whole_lines(file)) == size * key["count"]:
-        key = found  # finished: nothing more is timed, so this process's threads do not matter
-    if found != key:
-        raise SpectrainError(
-            f"{file} was measured with other settings, its own against these: {first_difference(found, key)}; "
-            f"choose another output, or delete {output}"
-        )
-    if beside.exists():
-        whole_lines(beside)  # so that the next line does not join one that was cut off
-    samples = [json.loads(line) for line in whole_lines(file)]
-    return _complete(samples, size, file), file
-
-
-def _complete(samples: list[dict[str, Any]], size: int, file: Path) -> list[dict[str, Any]]:
-    """Drop the conversation that was cut off while its ``size`` samples were being written."""
-    count = Counter(sample["conversation"] for sample in samples)
-    kept = [sample for sample in samples if count[sample["conversation"]] == size]
-    if len(kept) < len(samples):
-        with atomic_file(file) as partial:
-            partial.write_text("".join(json.dumps(sample) + "\n" for sample in kept), encoding="utf-8")
-    return kept

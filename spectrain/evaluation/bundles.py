@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -15,12 +14,14 @@ from torch import nn
 from spectrain.bundle import BundleContents, load_drafter, resolve_bundle
 from spectrain.data.conversations import Conversation
 from spectrain.data.split import conversations_digest
+from spectrain.distributed import processes
 from spectrain.drafters import FAMILIES, AnyDrafterConfig, Drafter, family_of
 from spectrain.errors import SpectrainError
-from spectrain.evaluation.acceptance import DRIFT_FILE, choose, measure, teacher_forced_rows
+from spectrain.evaluation.acceptance import teacher_forced_rows
 from spectrain.evaluation.contenders import AcceptanceConfig, unfillable
 from spectrain.evaluation.drift import drift
 from spectrain.evaluation.measured_trees import filled, resolve
+from spectrain.evaluation.measurement import DRIFT_FILE, Measured, in_order, measure
 from spectrain.evaluation.memory import weight_bytes
 from spectrain.evaluation.report import render_report
 from spectrain.evaluation.samples import LOSSY
@@ -233,20 +234,22 @@ def _evaluate(entrants: Mapping[str, Entrant], target: Target, conversations: Se
     identity |= {"measured_trees": measured.identity()} if measured.trees else {}
     raw = output / "evaluation"
     targets = {name: entrant.target for name, entrant in entrants.items() if entrant.target is not target}
-    samples = measure(target, drafters, conversations, config, raw, identity, measured=measured, targets=targets,
-                      progress=progress)  # fmt: skip
-    context = about | _context(target, config, samples, traffic, conversations, raw)
+    found = measure(target, drafters, conversations, config, raw, identity, measured=measured, targets=targets,
+                    progress=progress)  # fmt: skip
+    path = output / "acceptance.json"
+    if not processes().is_main_process:
+        return path
+    chosen = in_order(conversations, config)[: found.count]
+    context = about | _context(target, config, found, traffic, chosen)
     context["target"] |= _origin(target, entrants.values())
     context |= {"left_out": [asdict(draft) for draft in left_out]} if left_out else {}
-    context["teacher_forced"] = teacher_forced_rows(raw, sorted({s["conversation"] for s in samples}))
+    context["teacher_forced"] = teacher_forced_rows(found.samples())
     context["drift"] = {
-        name: drift(name, entrant.original, entrant.target, choose(conversations, config.conversations, config.seed),
-                    config.max_new_tokens, raw / DRIFT_FILE)
+        name: drift(name, entrant.original, entrant.target, chosen, config.max_new_tokens, raw / DRIFT_FILE)
         for name, entrant in entrants.items()
         if entrant.original is not None
-    }  # fmt: skip
-    path = output / "acceptance.json"
-    write_json(path, summarise(samples, context=context))
+    }
+    write_json(path, summarise(found.samples(), context=context))
     render_report(path, output)
     return path
 
@@ -260,17 +263,17 @@ def _origin(target: Target, entrants: Iterable[Entrant]) -> dict[str, Any]:
     return {"derived_from": {"name": record.name and shown_name(record.name), "weights": record.weights_digest}}
 
 
-def _context(target: Target, config: AcceptanceConfig, samples: Sequence[dict[str, Any]], traffic: str,
-             conversations: Sequence[Conversation], raw: Path) -> dict[str, Any]:  # fmt: skip
-    measured_threads = json.loads((raw / "samples.json").read_text(encoding="utf-8"))["threads"]
-    measured, identity = {sample["conversation"] for sample in samples}, target.identity()
+def _context(target: Target, config: AcceptanceConfig, found: Measured, traffic: str,
+             chosen: Sequence[Conversation]) -> dict[str, Any]:  # fmt: skip
+    identity = target.identity()
     return {
         "target": {"name": shown_name(target.name),
                    "architecture": identity.architecture, "weights": identity.weights_digest},
-        "traffic": {"name": traffic, "conversations": len(measured),
-                    "digest": conversations_digest([c for c in conversations if c.id in measured])},
-        "device": {"name": device_name(target.device), "threads": measured_threads,
+        "traffic": {"name": traffic, "conversations": len(chosen), "digest": conversations_digest(chosen)},
+        "device": {"name": device_name(target.device), "threads": found.threads,
                    "dtype": str(target.dtype).removeprefix("torch.")},
+        "processes": found.processes,
+        "stopped_early": found.stopped_early,
         "versions": {name: version(name) for name in (*LIBRARIES, "accelerate", "tokenizers")},
         "max_new_tokens": config.max_new_tokens,
         "seed": config.seed,

@@ -82,6 +82,7 @@ class AcceptanceConfig(BaseModel):
     conversations: int | None = Field(None, ge=1, description="held-out chats, spread over the kinds; default all")
     max_new_tokens: int = Field(128, ge=2)
     seed: int = 0
+    stop_at: float | None = Field(None, gt=0, description="end once tokens per round is known to ± this; default never")
 
     @field_validator("samplers")
     @classmethod

@@ -2,7 +2,6 @@
 
 import copy
 import json
-import re
 import shutil
 
 import pytest
@@ -14,7 +13,9 @@ from spectrain.drafters.eagle3 import Eagle3Config, Eagle3Drafter
 from spectrain.drafters.ngram import NgramConfig, NgramDrafter
 from spectrain.errors import SpectrainError
 from spectrain.evaluation import acceptance
-from spectrain.evaluation.acceptance import AcceptanceConfig, choose, contenders, measure, teacher_forced_rows
+from spectrain.evaluation.acceptance import choose, teacher_forced_rows
+from spectrain.evaluation.contenders import AcceptanceConfig, contenders
+from spectrain.evaluation.measurement import measure
 from spectrain.evaluation.summary import summarise
 from spectrain.exact.sampler import Sampler
 from spectrain.shapes import DynamicTree, StaticTree
@@ -43,7 +44,8 @@ def drafters(chat_target):
 def run(chat_target, drafters, tmp_path):
     def run(name="raw", config=CONFIG, conversations=None, identity=IDENTITY):
         chosen = conversations or chats()
-        return measure(chat_target, drafters, chosen, config, tmp_path / name, identity, progress=False)
+        found = measure(chat_target, drafters, chosen, config, tmp_path / name, identity, progress=False)
+        return list(found.samples())
 
     return run
 
@@ -51,7 +53,8 @@ def run(chat_target, drafters, tmp_path):
 @pytest.fixture(scope="module")
 def measured(chat_target, drafters, tmp_path_factory):
     folder = tmp_path_factory.mktemp("measured")
-    return measure(chat_target, drafters, chats(), CONFIG, folder, IDENTITY, progress=False), folder
+    found = measure(chat_target, drafters, chats(), CONFIG, folder, IDENTITY, progress=False)
+    return list(found.samples()), folder
 
 
 @pytest.fixture
@@ -63,9 +66,8 @@ def finished(measured, tmp_path):
 
 def cut(folder):
     """Leave the first conversation alone, as an interruption in the second does."""
-    for name in ("samples.jsonl", "teacher_forced.jsonl"):
-        lines = (folder / name).read_text().splitlines(keepends=True)
-        (folder / name).write_text("".join(line for line in lines if json.loads(line)["conversation"] == "c0"))
+    lines = (folder / "samples.jsonl").read_text().splitlines(keepends=True)
+    (folder / "samples.jsonl").write_text("".join(line for line in lines if json.loads(line)["conversation"] == "c0"))
 
 
 def timeless(samples):
@@ -104,8 +106,8 @@ def test_a_sample_tells_what_was_generated(measured, chat_target):
 
 
 def test_samples_can_be_summarised(measured, simulator):
-    samples, folder = measured
-    rows = teacher_forced_rows(folder, [s["conversation"] for s in samples])
+    samples, _ = measured
+    rows = teacher_forced_rows(samples)
     document = summarise(samples, context=simulator.context | {"teacher_forced": rows})
     assert [block["name"] for block in document["samplers"]] == ["greedy (T=0)", "T=1"]
     for block in document["samplers"]:
@@ -143,7 +145,7 @@ def test_trees_and_other_rules_are_contenders_like_any_other(run, simulator, tmp
     assert [[c["contender"] for c in block["contenders"]] for block in blocks] == [names] * 2
     dynamic = blocks[0]["contenders"][-1]
     assert (dynamic["k"], dynamic["depth"], dynamic["nodes"], dynamic["verification"]) == (None, 2, 7, "token")
-    forced = (tmp_path / "raw" / "teacher_forced.jsonl").read_text().splitlines()
+    forced = [sample for sample in samples if "teacher_forced" in sample]
     assert len(forced) == 2 * 2  # once for each answer, whatever the rules and trees
     assert run(config=TREES, conversations=chats()[:2]) == samples  # as they come back from the file
 
@@ -169,8 +171,12 @@ def test_a_draft_that_one_drafter_cannot_fill_is_left_to_the_others(run, limited
     samples = run(config=AcceptanceConfig(k=(1, 2), trees=(StaticTree(((0,), (0, 0))),), max_new_tokens=4))
     assert [s["contender"] for s in samples[:5]] == ["plain", "ngram k=1", "ngram k=2", "ngram tree of 2", "eagle3 k=1"]
     assert len(samples) == 3 * 5
-    forced = [json.loads(line) for line in (tmp_path / "raw" / "teacher_forced.jsonl").read_text().splitlines()]
-    assert [(row["conversation"], len(row["positions"])) for row in forced] == [("c0", 1), ("c1", 1), ("c2", 1)]
+    forced = [sample for sample in samples if "teacher_forced" in sample]
+    assert [(s["conversation"], len(s["teacher_forced"]["positions"])) for s in forced] == [
+        ("c0", 1),
+        ("c1", 1),
+        ("c2", 1),
+    ]
 
 
 def test_what_a_drafter_holds_is_recorded(measured):
@@ -194,7 +200,7 @@ class Counting:
 
 
 def test_an_interrupted_run_goes_on_with_the_same_samples(run, measured, monkeypatch, tmp_path):
-    samples, folder = measured
+    samples, _ = measured
     with monkeypatch.context() as context:
         Counting(context, failing=2 + 2 + 2)  # two samplers to warm up with, two a conversation
         with pytest.raises(KeyboardInterrupt):
@@ -203,22 +209,17 @@ def test_an_interrupted_run_goes_on_with_the_same_samples(run, measured, monkeyp
     rest = Counting(monkeypatch)
     assert timeless(run()) == timeless(samples)
     assert rest.calls == 2 + 2 * 2
-    ids = [s["conversation"] for s in samples]
-    assert teacher_forced_rows(tmp_path / "raw", ids) == teacher_forced_rows(folder, ids)
 
 
 @pytest.mark.parametrize("torn", ['{"conversation": "c1", "cont', "whole sample"])
 def test_lines_that_were_cut_off_are_measured_again(run, measured, finished, torn):
-    samples, folder = measured
+    samples, _ = measured
     cut(finished)
-    with (finished / "samples.jsonl").open("a") as out, (finished / "teacher_forced.jsonl").open("a") as beside:
+    with (finished / "samples.jsonl").open("a") as out:
         out.write(torn.replace("whole sample", json.dumps(samples[10]) + "\n"))
-        beside.write(torn[:9])
     found = run()
     assert timeless(found) == timeless(samples)
     assert found == [json.loads(line) for line in (finished / "samples.jsonl").read_text().splitlines()]
-    ids = [s["conversation"] for s in samples]
-    assert teacher_forced_rows(finished, ids) == teacher_forced_rows(folder, ids)
 
 
 def contents(folder):
@@ -386,8 +387,8 @@ def test_an_answer_that_ends_elsewhere_has_no_logit_gap(run, altered, change):
 
 
 def test_teacher_forced_rows_are_pooled_by_kind_and_what_it_lies_in(measured):
-    samples, folder = measured
-    rows = teacher_forced_rows(folder, [s["conversation"] for s in samples])
+    samples, _ = measured
+    rows = teacher_forced_rows(samples)
     kinds = {"everything", "narrow", "narrow/sql", "narrow/json", "open", "open/chat"}
     assert {row["kind"] for row in rows} == kinds
     assert {row["drafter"] for row in rows} == {"eagle3"}
@@ -408,14 +409,14 @@ def test_teacher_forced_rows_are_pooled_by_kind_and_what_it_lies_in(measured):
     assert cell["greedy (T=0)", "everything", 0]["positions"] == sum(length - 1 for length in lengths)
 
 
-def test_chats_without_a_kind_count_once(tmp_path):
+def test_chats_without_a_kind_count_once():
     record = {
-        "conversation": "c", "drafter": "eagle3", "sampler": {"temperature": 0.0}, "positions": [4], "alpha": [2.0],
-        "greedy": [1], "survived": [1], "reached": [4], "started": 4, "rounds": 4, "committed": 5,
+        "positions": [4], "alpha": [2.0], "greedy": [1], "survived": [1], "reached": [4], "started": 4, "rounds": 4,
+        "committed": 5,
     }  # fmt: skip
     for kind in ("unlabelled", "all", "everything"):
-        (tmp_path / "teacher_forced.jsonl").write_text(json.dumps({**record, "kind": kind}) + "\n")
-        rows = {row["kind"]: row for row in teacher_forced_rows(tmp_path, ["c"])}
+        sample = {"drafter": "eagle3", "sampler": {"temperature": 0.0}, "kind": kind, "teacher_forced": record}
+        rows = {row["kind"]: row for row in teacher_forced_rows([sample])}
         assert set(rows) == {kind, "everything"}
         assert all((row["positions"], row["alpha"]) == (4, 0.5) for row in rows.values())
 
@@ -433,8 +434,7 @@ def test_a_finished_measurement_is_reported_as_it_was_made(run, finished, monkey
 
 
 def test_teacher_forced_rows_of_other_conversations_do_not_count(measured):
-    _, folder = measured
-    rows = teacher_forced_rows(folder, ["c1"])
+    rows = teacher_forced_rows(s for s in measured[0] if s["conversation"] == "c1")
     assert {row["kind"] for row in rows} == {"everything", "narrow", "narrow/json"}
 
 
@@ -454,10 +454,3 @@ def test_answers_stop_at_the_first_eos_with_every_contender(run, chat_target, mo
     monkeypatch.setattr(chat_target.model.generation_config, "eos_token_id", tokens[2])
     samples = run(config=AcceptanceConfig(k=(1, 5), max_new_tokens=8), conversations=chats()[:1])
     assert all((s["new_tokens"], s["finished"], s["equal_to_plain"]) == (3, "eos", True) for s in samples)
-
-
-def test_the_progress_line_names_tokens_per_round(measured):
-    samples, _ = measured
-    shown = acceptance._running(samples)
-    assert set(shown) == set(NAMES[1:])
-    assert all(re.fullmatch(r"τ \d\.\d\d", value) for value in shown.values())
