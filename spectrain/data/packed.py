@@ -25,8 +25,8 @@ class Packed(Generic[T]):
     def __get__(self, instance: object, owner: type | None = None) -> T:
         if instance is not None:
             packed = instance.__dict__[self._name]
-            value: T = packed if packed is None else self._kind(packed)
-            return value
+            given: Any = None if packed is None else self._kind(packed)
+            return given
         if self._default is REQUIRED:  # dataclasses ask the class whether the field has a default
             raise AttributeError(self._name)
         default: T = self._default

@@ -160,9 +160,9 @@ def _near_duplicates(
             similarity = shared / (len(own) + sizes_H[like] - shared)
             better = similarity > most_H[like]  # of equals the first
             best_H[like[better]], most_H[like[better]] = number, similarity[better]
-    for held, best, most in zip(heldout, best_H, most_H, strict=True):
+    for held, best, most in zip(heldout, best_H.tolist(), most_H.tolist(), strict=True):
         if 0 < most >= threshold:
-            yield NearDuplicate(held.id, train[best].id, float(most), (held.place, train[best].place))
+            yield NearDuplicate(held.id, train[best].id, most, (held.place, train[best].place))
 
 
 def split_conversations(
