@@ -145,6 +145,8 @@ def read_progress(checkpoint: Path) -> dict[str, Any]:
         progress: dict[str, Any] = json.loads((checkpoint / "progress.json").read_text(encoding="utf-8"))
         if not progress.keys() >= {"step", "seconds", "run"}:
             raise ValueError(f"its keys are {sorted(progress)}")
+        if type(progress["step"]) is not int or not isinstance(progress["seconds"], (int, float)):
+            raise ValueError(f"step {progress['step']!r} and seconds {progress['seconds']!r} are no numbers")
         return progress
     except (ValueError, AttributeError) as error:
         raise _damaged(checkpoint, f"progress.json: {error}") from error

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 
 from spectrain.check import check
 from spectrain.checkpoint_commands import CHECKPOINT_COMMANDS
-from spectrain.cli_options import RECIPE, command_parser, greedy_check, measurement, recipe_command, variants
+from spectrain.cli_options import RECIPE, command_parser, greedy_check, measurement, plan, recipe_command, variants
 from spectrain.errors import SpectrainError
 from spectrain.publishing import publish
 
@@ -43,7 +43,7 @@ def train(arguments: Sequence[str], name: str = "spectrain train") -> None:
     text = "Train the recipe's drafter and write its bundle. Prepares what is missing; resumes what was interrupted."
     example = f"accelerate launch scripts/train.py {RECIPE} optim.lr=2e-4"
     parser = recipe_command(name, text, example)
-    parser.add_argument("--dry-run", action="store_true", help="say rows, steps, memory and time, and start nothing")
+    plan(parser)
     options = parser.parse_intermixed_args(arguments)
     from spectrain.commands import train as command
 

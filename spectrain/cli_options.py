@@ -38,6 +38,14 @@ def command_parser(name: str, text: str, example: str, done: str = DONE) -> argp
     )  # fmt: skip
 
 
+def plan(parser: argparse.ArgumentParser) -> None:
+    """Whether to train or only to say what that would be, and what that is to assume."""
+    parser.add_argument("--dry-run", action="store_true", help="say rows, steps, memory and time, and start nothing")
+    rates = (("--tflops", "of one device"), ("--bandwidth", "of its memory, GB/s"))
+    for flag, what in rates:
+        parser.add_argument(flag, type=float, metavar="FLOAT", help=f"of --dry-run: {what} (default: measured here)")
+
+
 def measurement(parser: argparse.ArgumentParser) -> None:
     """What is measured, on what."""
     formats = "held-out chats: .jsonl, .json, .parquet"

@@ -183,11 +183,15 @@ def train(options: argparse.Namespace) -> None:
     from spectrain.dry_run import dry_run
     from spectrain.pipeline import Run
 
+    given = [flag for flag in ("tflops", "bandwidth") if getattr(options, flag) is not None]
+    if given and not options.dry_run:
+        raise SpectrainError(f"--{given[0]} tells --dry-run how fast a device is; add --dry-run, or leave it out")
     if not options.dry_run:
         Run(load_recipe(options.recipe, options.overrides)).train()
         processes().destroy_process_group()
     elif os.environ.get("RANK", "0") == "0":
-        print(dry_run(Path(options.recipe), options.overrides))
+        rates = {"tflops": options.tflops, "bandwidth": options.bandwidth}
+        print(dry_run(Path(options.recipe), options.overrides, **rates))
 
 
 def _target(options: argparse.Namespace, folder: Path | None) -> Target:

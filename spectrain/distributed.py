@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from accelerate import Accelerator, PartialState
 from accelerate.utils import set_seed
-from torch import nn
+from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 
@@ -100,3 +100,8 @@ def whole(module: nn.Module) -> Iterator[None]:
     finally:
         for part, name, parameter in sharded:
             part._parameters[name] = parameter
+
+
+def gathered_number(value: Tensor) -> float:
+    """Of a tensor that may lie in equal parts on all processes."""
+    return float(value.full_tensor() if isinstance(value, DTensor) else value)

@@ -10,27 +10,26 @@ import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
-
-from transformers import AutoConfig, AutoTokenizer
 
 from spectrain import estimate as counting
-from spectrain.attention import context
 from spectrain.checkpoints import read_progress
 from spectrain.config import Recipe, load_recipe
-from spectrain.data.conversations import Conversation, encode_all, load_conversations
-from spectrain.data.template import set_template_kwargs
+from spectrain.data.conversations import encode_all, load_conversations
 from spectrain.errors import SpectrainError
 from spectrain.estimate_table import duration, table
 from spectrain.schedule import Curriculum
-from spectrain.traffic import read_traffic, usable
-from spectrain.workload import rates, workload
+from spectrain.workload import Workload, check_positive, local_tokenizer, rates, usable_traffic, workload
 
 UTILISATION = 0.4  # what `spectrain estimate` assumes unless told
 
 
-def dry_run(path: Path, overrides: Sequence[str]) -> str:
-    """A plan for a person, for as many processes as this was started in. Nothing is trained, prepared or written."""
+def dry_run(path: Path, overrides: Sequence[str], *, tflops: float | None = None,
+            bandwidth: float | None = None) -> str:  # fmt: skip
+    """A plan for a person, for as many processes as this was started in. Nothing is trained, prepared or written.
+
+    ``tflops`` and ``bandwidth`` (GB/s) are of one device; what is not given is measured on the one at hand.
+    """
+    check_positive({"--tflops": tflops, "--bandwidth": bandwidth})
     recipe = load_recipe(path, overrides)
     processes = int(os.environ.get("WORLD_SIZE", "1"))
     target = counting.blueprint(recipe, counting.load_config(recipe, path))
@@ -38,9 +37,10 @@ def dry_run(path: Path, overrides: Sequence[str]) -> str:
         work = workload(recipe)
     except SpectrainError as error:
         raise SpectrainError(f"--dry-run: {error}; these are options of spectrain estimate") from error
-    lengths = row_lengths(recipe)
-    print("dry run: measuring this machine ...", file=sys.stderr, flush=True)
-    speed = rates(target.dtype, tflops=None, bandwidth=None, utilisation=UTILISATION)
+    lengths = row_lengths(recipe, work)
+    if tflops is None or bandwidth is None:
+        print("dry run: measuring this machine ...", file=sys.stderr, flush=True)
+    speed = rates(target.dtype, tflops=tflops, bandwidth=bandwidth, utilisation=UTILISATION)
     document = counting.estimate(recipe, target, work, speed, processes)
     steps, how = document["time"]["steps"], "about, since the rows are not known yet"
     if lengths is not None:
@@ -58,27 +58,18 @@ def dry_run(path: Path, overrides: Sequence[str]) -> str:
     return "\n".join([*lines, "", table(document)])
 
 
-def row_lengths(recipe: Recipe) -> list[int] | None:
+def row_lengths(recipe: Recipe, work: Workload) -> Sequence[int] | None:
     """Tokens of every training row, in order; None where they are not known without work or a tokenizer from afar."""
-    folder, prepared = Path(recipe.target.name), Path(recipe.prepared or recipe.output) / "data"
-    known = recipe.regenerate is None or (prepared / "counts.json").is_file()
-    if not known or not (folder / "tokenizer_config.json").is_file():
+    if work.lengths is not None:
+        return work.lengths
+    prepared = Path(recipe.prepared or recipe.output) / "data"
+    tokenizer = local_tokenizer(recipe) if (prepared / "counts.json").is_file() else None
+    if tokenizer is None:
         return None
-    tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
-    set_template_kwargs(tokenizer, recipe.data.chat_template_kwargs)
-    chats = _given(recipe, tokenizer) if recipe.regenerate is None else load_conversations(prepared / "train.jsonl")
+    given = recipe.regenerate is None
+    chats = usable_traffic(recipe, tokenizer).train if given else load_conversations(prepared / "train.jsonl")
     rows, _ = encode_all(chats, tokenizer, recipe.data.max_length, drop_bad=recipe.data.bad_rows == "drop")
     return [len(row.ids) for row in rows]
-
-
-def _given(recipe: Recipe, tokenizer: Any) -> Sequence[Conversation]:
-    """The training chats, as preparing them would leave them."""
-    drop_bad = recipe.data.bad_rows == "drop"
-    traffic = read_traffic(recipe.data, drop_bad=drop_bad, answers=True)
-    if not drop_bad:
-        return traffic.train
-    settings = AutoConfig.from_pretrained(recipe.target.name, trust_remote_code=False).get_text_config(decoder=True)
-    return usable(recipe, traffic, tokenizer, context(settings)).train
 
 
 def steps_done(recipe: Recipe) -> int:

@@ -8,7 +8,7 @@ import json
 import os
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -98,6 +98,17 @@ def json_digest(value: Any) -> str:
     """SHA-256 of a JSON value in its canonical form (sorted keys, no spaces), in hex."""
     text = json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
     return hashlib.sha256(text.encode()).hexdigest()
+
+
+def json_list_digest(values: Iterable[Any]) -> str:
+    """``json_digest`` of a list of these values, which are never all there at once."""
+    digest, comma = hashlib.sha256(b"["), ""
+    for value in values:
+        text = json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
+        digest.update((comma + text).encode())
+        comma = ","
+    digest.update(b"]")
+    return digest.hexdigest()
 
 
 def holds(folder: Path, source: Path) -> bool:

@@ -55,6 +55,9 @@ class TrainingConfig(BaseModel):
     precision: Literal["no", "bf16"] = Field("no", description="autocast; parameters stay float32")
     seed: int = 0
     validate_every: int = Field(100, ge=1, description="optimizer steps")
+    acceptance_every: int = Field(
+        10, ge=1, description="optimizer steps between records of acceptance by depth on the rows they train on"
+    )
     validation_depths: int = Field(5, ge=1, description="draft tokens a round that validation looks at")
     checkpoint_every: int = Field(200, ge=1, description="optimizer steps")
     keep: int = Field(2, ge=1, description="latest checkpoints that stay on disk, besides the best one")

@@ -18,7 +18,6 @@ from typing import Any
 import torch
 from accelerate.utils import gather_object
 from torch import Tensor
-from torch.distributed.tensor import DTensor
 from torch.nn.utils.rnn import pad_sequence
 from torch.optim.lr_scheduler import LambdaLR
 from tqdm import tqdm
@@ -26,12 +25,13 @@ from tqdm import tqdm
 from spectrain.checkpoints import Checkpoints, Progress
 from spectrain.data.batches import padding_share, plan_epoch
 from spectrain.data.conversations import EncodedRow
-from spectrain.data.feature_rows import FeatureRows
+from spectrain.data.feature_rows import FeatureRows, unsupervised
 from spectrain.decoding.requests import stream_seed
-from spectrain.distributed import check_sharding, start_accelerator, whole
+from spectrain.distributed import check_sharding, gathered_number, start_accelerator, whole
 from spectrain.drafters.base import TrainableDrafter
 from spectrain.drafters.objective import DrafterLoss, LossConfig
 from spectrain.drafters.scoring import DepthScores, describe, score_batch, summary_line
+from spectrain.drafters.tally import Tally
 from spectrain.errors import SpectrainError
 from spectrain.files import json_digest
 from spectrain.heads import OutputHead
@@ -182,13 +182,15 @@ class Trainer:
     def _step(self, batches: Sequence[MicroBatch], step: int) -> dict[str, Any]:
         """One optimizer step over this process's share of ``batches``."""
         started = time.perf_counter()
+        objective = self.accelerator.unwrap_model(self.module)
+        objective.tally = tally = Tally() if step % self.config.acceptance_every == 0 else None
         losses, counts = self._gradients(batches, step)
         loss = float(self.accelerator.reduce(torch.stack(losses).sum(), reduction="mean"))
-        norm = _number(self.accelerator.clip_grad_norm_(self.parameters, self.optim.clip))
+        norm = gathered_number(self.accelerator.clip_grad_norm_(self.parameters, self.optim.clip))
         if not math.isfinite(loss) or not math.isfinite(norm):
             raise SpectrainError(
-                f"loss {loss}, gradient norm {norm} at step {step} (rows {self._suspects(batches, losses)}): training "
-                "has diverged; lower optim.lr, or look at these rows of the prepared data"
+                f"loss {loss}, gradient norm {norm} at step {step} ({self._suspects(batches, losses)}): training has "
+                "diverged; lower optim.lr, or look at these rows of the prepared data"
             )
         rate = self.scheduler.get_last_lr()[0] / self.lr_scale
         self.optimizer.step()
@@ -201,6 +203,7 @@ class Trainer:
             "tokens_per_second": sum(lengths) / (time.perf_counter() - started),
             "padding": padding_share(lengths, [[next(numbers) for _ in rows] for rows in batches]),
             "peak_memory": peak_memory(self.accelerator.device),
+            **({} if tally is None else {"acceptance": tally.describe(_all(tally.scores))}),
         }  # fmt: skip
 
     def _gradients(self, batches: Sequence[MicroBatch], step: int) -> tuple[list[Tensor], list[int]]:
@@ -214,7 +217,7 @@ class Trainer:
             # What a drafter draws, noise for instance, goes by the micro-batch and not by who computes it.
             torch.manual_seed(stream_seed(self.config.seed, step, number * processes + own))
             # A process without a micro-batch of its own joins in with one that counts nothing.
-            batch = self._features(share[number]) if number < len(share) else _unsupervised(self._features(batches[0]))
+            batch = self._features(share[number]) if number < len(share) else unsupervised(self._features(batches[0]))
             if number < rounds - 1:
                 with self.accelerator.no_sync(self.module):
                     losses.append(self._backward(batch, weights))
@@ -222,12 +225,19 @@ class Trainer:
                 losses.append(self._backward(batch, weights))
         return losses, counts
 
-    def _suspects(self, batches: Sequence[MicroBatch], losses: list[Tensor]) -> list[list[int | str]]:
+    def _suspects(self, batches: Sequence[MicroBatch], losses: list[Tensor]) -> str:
         """The micro-batches whose own loss is no number, for people; all of them where only the gradient is none."""
         finite = gather_object([[math.isfinite(float(loss)) for loss in losses]])
         processes = len(finite)
         bad = [b for i, b in enumerate(batches) if not finite[i % processes][i // processes]]
-        return _rows(bad or batches)
+        return "; ".join(", ".join(map(self._named, batch)) for batch in bad or batches)
+
+    def _named(self, row: int | EncodedRow) -> str:
+        """A row for people: its number among the prepared ones, and its chat as far as that is known."""
+        if isinstance(row, EncodedRow):
+            return f"on-policy row of conversation {row.conversation!r}"
+        chat = self.train_rows.conversation(row)
+        return f"row {row}" if chat is None else f"row {row} of conversation {chat!r}"
 
     def _features(self, batch: MicroBatch) -> FeatureBatch:
         live = [row for row in batch if isinstance(row, EncodedRow)]
@@ -281,18 +291,9 @@ class Trainer:
             with self.accelerator.autocast():
                 scores = scores + score_batch(drafter, batch, self.head, self.config.validation_depths)
         drafter.train()
-        return sum(gather_object([scores]), DepthScores())
+        return _all(scores)
 
 
-def _rows(batches: Sequence[MicroBatch]) -> list[list[int | str]]:
-    """Micro-batches for people: numbers of prepared rows, conversations of on-policy ones."""
-    return [[f"on-policy {row.conversation}" if isinstance(row, EncodedRow) else row for row in b] for b in batches]
-
-
-def _unsupervised(batch: FeatureBatch) -> FeatureBatch:
-    return FeatureBatch(**{**vars(batch), "answer_BT": torch.zeros_like(batch.answer_BT)})
-
-
-def _number(value: Tensor) -> float:
-    """Of a tensor that may lie in equal parts on all processes."""
-    return float(value.full_tensor() if isinstance(value, DTensor) else value)
+def _all(scores: DepthScores) -> DepthScores:
+    """Of all processes together."""
+    return sum(gather_object([scores]), DepthScores())

@@ -5,19 +5,20 @@ from __future__ import annotations
 import json
 import math
 import time
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoTokenizer
+from transformers import AutoConfig, AutoTokenizer
 
+from spectrain.attention import context
 from spectrain.config import Recipe
-from spectrain.data.conversations import encode_all, render_prompt
+from spectrain.data.conversations import Conversation, encode_all, render_prompt
 from spectrain.data.template import set_template_kwargs
 from spectrain.errors import SpectrainError
-from spectrain.traffic import read_traffic, usable
+from spectrain.traffic import Traffic, read_traffic, usable
 
 PROBE_SECONDS = 0.5
 ROW_TOKENS = 1024
@@ -40,14 +41,16 @@ class Side:
 
 @dataclass(frozen=True)
 class Workload:
-    """What is trained on and what is held out; ``source`` says where the counts come from."""
+    """What is trained on and what is held out; ``source`` says where the counts come from. ``lengths`` are the tokens
+    of every training row, in order, where counting them gave them."""
 
     train: Side
     heldout: Side
     source: str
+    lengths: tuple[int, ...] | None = field(default=None, repr=False)
 
     def describe(self) -> dict[str, Any]:
-        return asdict(self)
+        return {"train": asdict(self.train), "heldout": asdict(self.heldout), "source": self.source}
 
 
 def workload(recipe: Recipe, *, tokens: int | None = None, answer_share: float | None = None,
@@ -87,8 +90,8 @@ def _given(recipe: Recipe, tokens: int, share: float | None, row_tokens: int | N
 def _counted(recipe: Recipe) -> Workload:
     files = (*recipe.data.train, *recipe.data.heldout)
     missing = [name for name in files if not Path(name).is_file()]
-    folder = Path(recipe.target.name)
-    if missing or not (folder / "tokenizer_config.json").is_file():
+    tokenizer = None if missing else local_tokenizer(recipe)
+    if tokenizer is None:
         what = (
             f"{missing[0]} is not here"
             if missing
@@ -98,27 +101,47 @@ def _counted(recipe: Recipe) -> Workload:
             f"the tokens of the traffic cannot be counted: {what}; say how many there are with --tokens N and which "
             "share are answers with --answer-share, for instance --tokens 50000000 --answer-share 0.5"
         )
+    counted = [_lengths(recipe, chats, tokenizer) for chats in usable_traffic(recipe, tokenizer).sides.values()]
+    train, heldout = (Side(len(rows), sum(t for t, _ in rows), sum(a for _, a in rows)) for rows in counted)
+    answers = "its answers as long as regenerate.max_new_tokens allows" if recipe.regenerate else "with their answers"
+    known = tuple(tokens for tokens, _ in counted[0]) if recipe.regenerate is None else None
+    return Workload(train, heldout, f"counted in the recipe's files, {answers}", known)
+
+
+def local_tokenizer(recipe: Recipe) -> Any | None:
+    """The target's tokenizer with the recipe's template settings; None where it does not lie in a folder here."""
+    folder = Path(recipe.target.name)
+    if not (folder / "tokenizer_config.json").is_file():
+        return None
     tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
     set_template_kwargs(tokenizer, recipe.data.chat_template_kwargs)
-    drop_bad = recipe.data.bad_rows == "drop"
+    return tokenizer
+
+
+def usable_traffic(recipe: Recipe, tokenizer: Any) -> Traffic:
+    """The recipe's chats as preparing them would leave them; the target's config.json counts where it lies here."""
+    drop_bad, folder = recipe.data.bad_rows == "drop", Path(recipe.target.name)
     traffic = read_traffic(recipe.data, drop_bad=drop_bad, answers=recipe.regenerate is None)
-    if drop_bad:
-        traffic = usable(recipe, traffic, tokenizer, None)
-    sides = [_side(recipe, chats, tokenizer) for chats in traffic.sides.values()]
-    answers = "its answers as long as regenerate.max_new_tokens allows" if recipe.regenerate else "with their answers"
-    return Workload(sides[0], sides[1], f"counted in the recipe's files, {answers}")
+    if not drop_bad:
+        return traffic
+    limit = None
+    if (folder / "config.json").is_file():
+        limit = context(AutoConfig.from_pretrained(folder, trust_remote_code=False).get_text_config(decoder=True))
+    return usable(recipe, traffic, tokenizer, limit)
 
 
-def _side(recipe: Recipe, chats: Any, tokenizer: Any) -> Side:
+def _lengths(recipe: Recipe, chats: Sequence[Conversation], tokenizer: Any) -> list[tuple[int, int]]:
+    """Tokens of every row, and answer tokens among them: as long as they may be where they are yet to be written."""
     limit, regenerate = recipe.data.max_length, recipe.regenerate
     if regenerate is None:
         rows, _ = encode_all(chats, tokenizer, limit, drop_bad=recipe.data.bad_rows == "drop")
-        return Side(len(rows), sum(len(row.ids) for row in rows), sum(sum(row.mask) for row in rows))
+        return [(len(row.ids), sum(row.mask)) for row in rows]
     prompts = [len(render_prompt(chat, tokenizer)) for chat in chats]
-    lengths = [(p, min(regenerate.max_new_tokens, limit - p)) for p in prompts if p < limit]
+    answers = [min(regenerate.max_new_tokens, limit - prompt) for prompt in prompts]
+    lengths = [(prompt + answer, answer) for prompt, answer in zip(prompts, answers, strict=True) if answer > 0]
     if not lengths:
         raise SpectrainError(f"every prompt is longer than data.max_length, {limit} tokens; raise it")
-    return Side(len(lengths), sum(p + a for p, a in lengths), sum(a for _, a in lengths))
+    return lengths
 
 
 @dataclass(frozen=True)

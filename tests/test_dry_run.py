@@ -10,10 +10,13 @@ from pathlib import Path
 import pytest
 
 from spectrain import cli
+from spectrain import workload as workloads
 from spectrain.config import load_recipe
+from spectrain.data import conversations
 from spectrain.dry_run import row_lengths
 from spectrain.errors import SpectrainError
 from spectrain.pipeline import Run
+from spectrain.workload import workload
 
 
 def plan(capsys, recipe: Path, *overrides: str) -> str:
@@ -78,4 +81,41 @@ def test_rows_are_those_that_training_would_see(make_recipe, tmp_path):
     with (tmp_path / "train.jsonl").open("a", encoding="utf-8") as file:
         file.write("{\n" + twin + twin)
     recipe = load_recipe(path, ["regenerate=null", "data.bad_rows=drop", "data.duplicates=drop"])
-    assert len(row_lengths(recipe)) == len(Run(recipe, progress=False).prepare().train_rows) == 9
+    told = row_lengths(recipe, workload(recipe))
+    rows = Run(recipe, progress=False).prepare().train_rows
+    assert list(told) == [len(row.ids) for row in rows]
+    assert len(rows) == 9
+    assert list(row_lengths(recipe, workload(recipe))) == list(told)  # from what was prepared
+
+
+def test_given_answers_are_encoded_once(make_recipe, tmp_path, capsys, monkeypatch):
+    path, seen = make_recipe(tmp_path), []
+    for name in ("train", "heldout"):
+        file = tmp_path / f"{name}.jsonl"
+        rows = [json.loads(line) | {"completion": "yes."} for line in file.read_text(encoding="utf-8").splitlines()]
+        file.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    real = conversations._encode
+    monkeypatch.setattr(conversations, "_encode", lambda chat, *rest: seen.append(chat.place) or real(chat, *rest))
+    assert "(exactly)" in plan(capsys, path, "regenerate=null")
+    assert len(seen) == len(set(seen)) == 8 + 4
+
+
+def test_rates_that_are_given_are_not_measured(make_recipe, tmp_path, capsys, monkeypatch):
+    recipe = make_recipe(tmp_path)
+    for name in ("measure_flops", "measure_bandwidth"):
+        monkeypatch.setattr(workloads, name, lambda *_: pytest.fail("nothing is left to be measured"))
+    cli.train([str(recipe), "--dry-run", "--tflops", "2", "--bandwidth", "30"])
+    told = capsys.readouterr()
+    assert "2 TFLOP/s at a utilisation of 40%, 30 GB/s (as given)" in told.out
+    assert "measuring" not in told.err
+
+
+@pytest.mark.parametrize(
+    ("options", "named"),
+    [(["--dry-run", "--tflops", "0"], "--tflops 0.0: expected a finite number above 0"),
+     (["--bandwidth", "30"], "--bandwidth tells --dry-run how fast a device is; add --dry-run")],
+)  # fmt: skip
+def test_rates_that_make_no_sense_are_told(make_recipe, tmp_path, options, named):
+    with pytest.raises(SpectrainError, match=named):
+        cli.train([str(make_recipe(tmp_path)), *options])
+    assert not (tmp_path / "run").exists()

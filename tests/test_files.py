@@ -12,6 +12,7 @@ from spectrain.files import (
     atomic_folder,
     file_digest,
     json_digest,
+    json_list_digest,
     replace_folder,
     whole_lines,
     write_json,
@@ -164,3 +165,8 @@ def test_digests(tmp_path):
     assert file_digest(tmp_path / "a") == "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad"
     assert json_digest({"a": 1, "b": [1.0]}) == json_digest({"b": [1.0], "a": 1})
     assert json_digest([1, 2]) != json_digest([2, 1])
+
+
+@pytest.mark.parametrize("values", [[], [1], [["é", {"b": [0, 1], "a": None}], "x", 2.5]])
+def test_a_list_has_the_same_digest_piece_by_piece(values):
+    assert json_list_digest(iter(values)) == json_digest(values)

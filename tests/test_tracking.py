@@ -11,6 +11,7 @@ import torch
 from training_lab import Lab
 
 from spectrain.config import load_recipe
+from spectrain.drafters.scoring import DepthScores, score_batch
 from spectrain.pipeline import Run
 from spectrain.tracking import draw, flatten, peak_memory
 
@@ -40,6 +41,23 @@ def test_every_step_says_how_it_went(tmp_path):
     assert [every <= row.keys() for row in rows] == [True] * 8
     assert rows[-1]["validation"].keys() == {"tokens_per_round", "alpha", "conditional", "positions"}
     assert all(row["peak_memory"] > 1 << 20 and row["tokens_per_second"] > 0 for row in rows)
+
+
+def test_acceptance_of_the_rows_trained_on_is_told_now_and_then(tmp_path):
+    lab = Lab(tmp_path / "lab")
+    trainer = lab.trainer(tmp_path, epochs=1, acceptance_every=3)
+    trainer.run()
+    rows = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    assert [row["step"] for row in rows if "acceptance" in row] == [3, 6]
+    planned = next(iter(lab.trainer(tmp_path / "other", accumulation=4).curriculum.steps(0)))
+    assert len(planned.batches) == 4
+    scores = [score_batch(trainer.drafter, lab.store.batch(batch), lab.target.head) for batch in planned.batches]
+    want = sum(scores, DepthScores())  # of all micro-batches, with the weights from before the step
+    found = trainer._step(planned.batches, 9)["acceptance"]
+    assert found["positions"] == want.positions
+    assert found["conditional"] == want.conditional()
+    assert found["alpha"] == pytest.approx(want.mean_alpha())
+    assert "acceptance" not in trainer._step(planned.batches, 10)
 
 
 def test_a_picture_of_few_or_many_validations(tmp_path):

@@ -355,7 +355,8 @@ def test_a_loss_that_is_not_a_number_stops_with_the_rows_and_changes_nothing(lab
     with pytest.raises(SpectrainError) as caught:
         trainer.run()
     assert f"at step {at + 1} " in str(caught.value)
-    assert f"(rows {[batches[at]]})" in str(caught.value)
+    named = ", ".join(f"row {row} of conversation 'row-{row}'" for row in batches[at])
+    assert f"({named})" in str(caught.value)
     assert "nan" in str(caught.value)
     assert_bit_equal(weights(trainer), before[-1])
     assert len(metrics(tmp_path)) == at if at else not (tmp_path / "metrics.jsonl").read_text()
@@ -369,7 +370,7 @@ def test_of_several_micro_batches_the_one_that_is_no_number_is_named(lab, tmp_pa
         return replace(batch, taps_BTF=batch.taps_BTF * torch.nan) if 3 in rows else batch
 
     monkeypatch.setattr(FeatureStore, "batch", poisoned)
-    with pytest.raises(SpectrainError, match=r"at step 1 \(rows \[\[3\]\]\): training has diverged"):
+    with pytest.raises(SpectrainError, match=r"at step 1 \(row 3 of conversation 'row-3'\): training has diverged"):
         lab.trainer(tmp_path, accumulation=8).run()
     assert not (tmp_path / "checkpoints").exists()
 

@@ -135,5 +135,8 @@ def _coverage(rows: Iterable[EncodedRow], draft_ids: frozenset[int] | None) -> f
     and min(p, q) is 0 elsewhere: no acceptance probability exceeds it."""
     if draft_ids is None:
         return None
-    answers = [token for row in rows for token, asked in zip(row.ids, row.mask, strict=True) if asked]
-    return sum(token in draft_ids for token in answers) / len(answers) if answers else None
+    answers = covered = 0
+    for row in rows:
+        named = [token in draft_ids for token, asked in zip(row.ids, row.mask, strict=True) if asked]
+        answers, covered = answers + len(named), covered + sum(named)
+    return covered / answers if answers else None

@@ -11,6 +11,7 @@ from typing import Any
 
 from spectrain.data.dropped import Dropped, RowError, leaving_out
 from spectrain.data.messages import Message, plain_json, read_messages, read_tools
+from spectrain.data.packed import FLAGS, IDS, LARGEST_ID, Packed
 from spectrain.data.rows import Row, read_rows
 from spectrain.data.template import ChatTemplate
 from spectrain.errors import SpectrainError
@@ -31,8 +32,8 @@ class Conversation:
     kind: str = "unlabelled"
     template: str | None = None  # of generated traffic: which template, filled with which slots
     slots: Mapping[str, Any] | None = field(default=None, hash=False)
-    prompt_ids: tuple[int, ...] | None = None
-    answer_ids: tuple[int, ...] | None = None
+    prompt_ids: Packed[tuple[int, ...] | None] = Packed(IDS, tuple, None)
+    answer_ids: Packed[tuple[int, ...] | None] = Packed(IDS, tuple, None)
     tools: tuple[Mapping[str, Any], ...] | None = field(default=None, hash=False)
     retokenized: bool = False  # its ids were made from the answer's text
     finished: bool | None = None  # whether a regenerated answer came to its end
@@ -63,8 +64,8 @@ class EncodedRow:
 
     conversation: str
     kind: str
-    ids: list[int]
-    mask: list[int]
+    ids: Packed[list[int]] = Packed(IDS, list)
+    mask: Packed[list[int]] = Packed(FLAGS, list)
     turn: int | None = None  # which answer (from 0), or None when the row holds them all
 
 
@@ -137,7 +138,7 @@ def content_digest(messages: Sequence[Message], tools: Sequence[Mapping[str, Any
 
 
 def _ids(value: Any, where: str) -> tuple[int, ...]:
-    if not isinstance(value, list) or not value or any(type(i) is not int or i < 0 for i in value):
+    if not isinstance(value, list) or not value or any(type(i) is not int or not 0 <= i <= LARGEST_ID for i in value):
         raise RowError("bad_ids", f"{where}: expected a list of token ids (integers from 0), at least one")
     return tuple(value)
 

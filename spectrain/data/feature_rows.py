@@ -29,6 +29,10 @@ class FeatureRows(Protocol):
         """Tokens of a row."""
         ...
 
+    def conversation(self, row: int) -> str | None:
+        """The id of the chat that a row is of, for messages; None where it is not known."""
+        ...
+
     def answer(self, row: int) -> Tensor:
         """The answer mask of a row, bool [T]; nothing else of the row is read or computed."""
         ...
@@ -53,6 +57,9 @@ class LiveFeatures:
 
     def length(self, row: int) -> int:
         return len(self.rows[row].ids)
+
+    def conversation(self, row: int) -> str | None:
+        return self.rows[row].conversation
 
     def answer(self, row: int) -> Tensor:
         return torch.tensor(self.rows[row].mask, dtype=torch.bool)
@@ -79,7 +86,8 @@ def check_lengths(rows: Sequence[EncodedRow], target: Target) -> None:
 def row_features(batch: Sequence[EncodedRow], target: Target, dtype: torch.dtype, top_k: int | None = None,
                  place: torch.device | str = "cpu") -> dict[str, list[Tensor]]:  # fmt: skip
     """Per row, on the device ``place``: ids, answer mask, features, and where the next token is an answer's the law's
-    normaliser, argmax and ``top_k`` likeliest tokens: ids (int32) and log-probabilities (float32)."""
+    normaliser, argmax and ``top_k`` likeliest tokens: ids (int32) and log-probabilities (float32). SpectrainError,
+    naming the conversations, where a feature is not finite."""
     lengths = [len(row.ids) for row in batch]
     ids_BT = torch.zeros(len(batch), max(lengths), dtype=torch.long)
     for i, row in enumerate(batch):
@@ -101,7 +109,20 @@ def row_features(batch: Sequence[EncodedRow], target: Target, dtype: torch.dtype
         if law.top_ids_NK is not None and law.top_log_p_NK is not None:
             out["top_ids"].append(_at(wanted, law.top_ids_NK, lengths[i], place))
             out["top_log_p"].append(_at(wanted, law.top_log_p_NK, lengths[i], place))
+    _check_finite(batch, out, target)
     return out
+
+
+def _check_finite(batch: Sequence[EncodedRow], parts: Mapping[str, Sequence[Tensor]], target: Target) -> None:
+    """What is not finite now would be a loss that is none, hours later."""
+    finite = [h.isfinite().all() & t.isfinite().all() for h, t in zip(parts["hidden"], parts["taps"], strict=True)]
+    bad = [row.conversation for row, good in zip(batch, torch.stack(finite).tolist(), strict=True) if not good]
+    if bad:
+        raise SpectrainError(
+            f"the target's features are not finite for conversation {', '.join(map(repr, bad))}: found NaN or infinity "
+            f"with target.dtype {str(target.dtype).removeprefix('torch.')}; try target.dtype=float32, check the "
+            "target's weights, or leave these chats out"
+        )
 
 
 def _at(places: Tensor, values: Tensor, length: int, place: torch.device | str) -> Tensor:
@@ -127,3 +148,8 @@ def padded(parts: Mapping[str, Sequence[Tensor]], device: torch.device | str) ->
         top_ids_BTK=pad("top_ids") if "top_ids" in parts else None,
         top_log_p_BTK=pad("top_log_p") if "top_log_p" in parts else None,
     )
+
+
+def unsupervised(batch: FeatureBatch) -> FeatureBatch:
+    """The batch with nothing in it to learn."""
+    return FeatureBatch(**{**vars(batch), "answer_BT": torch.zeros_like(batch.answer_BT)})

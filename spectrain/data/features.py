@@ -25,7 +25,7 @@ from spectrain.data.conversations import EncodedRow
 from spectrain.data.feature_rows import check_lengths, padded, row_features
 from spectrain.data.shards import Digests
 from spectrain.errors import SpectrainError
-from spectrain.files import atomic_file, json_digest, write_json
+from spectrain.files import atomic_file, json_digest, json_list_digest, write_json
 from spectrain.taps import TAP_CONVENTION
 from spectrain.target import FeatureBatch, Target
 
@@ -48,7 +48,7 @@ def store_key(rows: Sequence[EncodedRow], target: Target, model_digest: str, tap
             "tokens; lower it, or leave it out for the whole law"
         )
     return {
-        "rows": json_digest([[row.conversation, row.turn, row.ids, row.mask] for row in rows]),
+        "rows": json_list_digest([row.conversation, row.turn, row.ids, row.mask] for row in rows),
         "model": model_digest,
         "tokenizer_size": target.tokenizer_size,
         "compute_dtype": str(target.dtype),
@@ -68,7 +68,7 @@ def extract_features(folder: Path, rows: Sequence[EncodedRow], target: Target, k
     """
     folder.mkdir(parents=True, exist_ok=True)
     if (folder / INDEX).exists():
-        return FeatureStore(folder, key, progress)
+        return FeatureStore(folder, key, progress, rows)
     check_lengths(rows, target)
     _clear(folder)
     target.tap(key["taps"])
@@ -95,7 +95,7 @@ def extract_features(folder: Path, rows: Sequence[EncodedRow], target: Target, k
     })  # fmt: skip
     index = {"key": key, "shards": shards}
     write_json(folder / INDEX, {**index, "digest": json_digest(index)})
-    return FeatureStore(folder, key, progress)
+    return FeatureStore(folder, key, progress, rows)
 
 
 def _clear(folder: Path) -> None:
@@ -159,9 +159,11 @@ def _shard(rows: Sequence[EncodedRow], members: list[int], target: Target, key: 
 
 class FeatureStore:
     """Rows of features by number, memory-mapped: what lies on disk may be far larger than memory. Opening checks the
-    key and every shard's digest; files that did not change since they were last read are not read again."""
+    key and every shard's digest; files that did not change since they were last read are not read again. ``rows`` are
+    those that it was made of, where they are at hand."""
 
-    def __init__(self, folder: Path, key: dict[str, Any], progress: bool = True) -> None:
+    def __init__(self, folder: Path, key: dict[str, Any], progress: bool = True,
+                 rows: Sequence[EncodedRow] = ()) -> None:  # fmt: skip
         index = _read_index(folder / INDEX)
         for name, wanted in key.items():
             if index["key"].get(name) != wanted:
@@ -178,6 +180,7 @@ class FeatureStore:
                 f"delete {folder / INDEX} and that shard, and run again: the others are kept"
             )
         self.folder, self.key = folder, key
+        self._conversations = [row.conversation for row in rows]
         self._places = dict(_places(index))
         self._open: dict[str, Any] = {}
 
@@ -188,6 +191,10 @@ class FeatureStore:
         """Tokens of a row."""
         _, start, stop = self._places[row]
         return stop - start
+
+    def conversation(self, row: int) -> str | None:
+        """The id of the chat that a row is of; None where the store was opened without its rows."""
+        return self._conversations[row] if self._conversations else None
 
     def bytes_per_token(self) -> float:
         """Stored bytes per token."""

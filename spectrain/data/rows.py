@@ -25,12 +25,18 @@ def read_rows(path: Path | str, dropped: Dropped | None = None) -> Iterator[tupl
         raise SpectrainError(f"{path}: no such file; give the path of a .jsonl, .json or .parquet file")
     if path.suffix == ".parquet":
         yield from _parquet_rows(path)
-    elif path.suffix == ".json" and path.read_bytes().lstrip(b"\xef\xbb\xbf \t\r\n").startswith(b"["):
+    elif path.suffix == ".json" and _starts_with(path, b"["):
         yield from _array_rows(path, dropped)
     elif path.suffix in (".jsonl", ".json"):
         yield from _line_rows(path, dropped)
     else:
         raise SpectrainError(f"{path}: unknown file type {path.suffix!r}; expected .jsonl, .json or .parquet")
+
+
+def _starts_with(path: Path, sign: bytes) -> bool:
+    """Whether the first thing in a file, after a mark of its encoding and blank lines, is this."""
+    with path.open("rb") as file:
+        return next((rest.startswith(sign) for line in file if (rest := line.lstrip(b"\xef\xbb\xbf \t\r\n"))), False)
 
 
 def _line_rows(path: Path, dropped: Dropped | None) -> Iterator[tuple[str, Row]]:

@@ -123,8 +123,8 @@ def find_leaks(train: Sequence[Conversation], heldout: Sequence[Conversation], t
 
 
 def _keys(conversation: Conversation) -> Iterator[tuple[str, str]]:
-    """What two conversations must not share across a split."""
-    yield "text", normalised(conversation)
+    """What two conversations must not share across a split: digests, for texts of all would fill memory once more."""
+    yield "text", hashlib.sha256(normalised(conversation).encode()).hexdigest()
     if conversation.template is not None and conversation.slots is not None:
         yield "slots", json_digest([conversation.kind, conversation.template, conversation.slots])
 
@@ -142,26 +142,27 @@ def _shingles(conversation: Conversation) -> frozenset[str]:
 def _near_duplicates(
     train: Sequence[Conversation], heldout: Sequence[Conversation], threshold: float
 ) -> Iterator[NearDuplicate]:
-    """For each held-out conversation the most similar one in training, where it is similar enough."""
+    """For each held-out conversation (H of them) the most similar one in training, where it is similar enough."""
     index: defaultdict[str, list[int]] = defaultdict(list)
-    sizes = np.zeros(len(train), dtype=np.int64)
-    for i, conversation in enumerate(train):
+    sizes_H = np.zeros(len(heldout), dtype=np.int64)
+    # The held-out side is the small one: of the other, one conversation is looked at and forgotten at a time.
+    for i, conversation in enumerate(heldout):
         shingles = _shingles(conversation)
-        sizes[i] = len(shingles)
+        sizes_H[i] = len(shingles)
         for shingle in shingles:
             index[shingle].append(i)
-    postings = {shingle: np.array(rows) for shingle, rows in index.items()}
-    for conversation in heldout:
+    best_H, most_H = np.zeros(len(heldout), dtype=np.int64), np.zeros(len(heldout))
+    for number, conversation in enumerate(train):
         own = _shingles(conversation)
-        hits = [postings[shingle] for shingle in own if shingle in postings]
-        if not hits:
-            continue
-        shared = np.bincount(np.concatenate(hits), minlength=len(train))
-        similarity = shared / (len(own) + sizes - shared)
-        best = int(similarity.argmax())
-        if similarity[best] >= threshold:
-            places = (conversation.place, train[best].place)
-            yield NearDuplicate(conversation.id, train[best].id, float(similarity[best]), places)
+        hits = [i for shingle in own if shingle in index for i in index[shingle]]
+        if hits:
+            like, shared = np.unique(hits, return_counts=True)
+            similarity = shared / (len(own) + sizes_H[like] - shared)
+            better = similarity > most_H[like]  # of equals the first
+            best_H[like[better]], most_H[like[better]] = number, similarity[better]
+    for held, best, most in zip(heldout, best_H.tolist(), most_H.tolist(), strict=True):
+        if 0 < most >= threshold:
+            yield NearDuplicate(held.id, train[best].id, most, (held.place, train[best].place))
 
 
 def split_conversations(

@@ -38,6 +38,11 @@ def learnt_law(batch: FeatureBatch, head: OutputHead, columns_D: Tensor | None, 
     return teacher_law(batch, head, place_N)
 
 
+def is_whole(batch: FeatureBatch, teacher: Teacher) -> bool:
+    """Whether ``learnt_law`` is the target's, with nothing cut off."""
+    return teacher == "target" and (batch.top_ids_BTK is None or batch.top_log_p_BTK is None)
+
+
 def answer_is_there(batch: FeatureBatch, columns_D: Tensor | None, place_N: Tensor) -> Tensor:
     """Bool [N]: the row's own token after each place is one of the columns."""
     if columns_D is None:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
@@ -16,7 +15,9 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator, model_valida
 from torch import Tensor, nn
 
 from spectrain.drafters.base import Auxiliary, DepthOutput, DraftOutput, TrainableDrafter
-from spectrain.drafters.laws import Law, Teacher, answer_is_there, learnt_law
+from spectrain.drafters.laws import Law, Teacher, answer_is_there, is_whole, learnt_law
+from spectrain.drafters.positions import Positions, gather, whole_starts
+from spectrain.drafters.tally import Tally
 from spectrain.errors import SpectrainError
 from spectrain.heads import OutputHead, soft_capped
 from spectrain.losses import (
@@ -114,6 +115,7 @@ class DrafterLoss(nn.Module):
         # The target's head is no module: it is not ours to train, move or save.
         self.drafter, self.head, self.config, self.chunk = drafter, head, config, chunk
         self.loss = mixture(config.terms)
+        self.tally: Tally | None = None  # set for the steps that are to be told of
 
     def forward(self, batch: FeatureBatch, weights: Sequence[float]) -> Tensor:
         """Sum over depths of ``weights[d]`` times the loss summed over the depth's supervised positions; then over
@@ -137,25 +139,29 @@ class DrafterLoss(nn.Module):
         """The weighted loss of all depths, and with D-PACE what every position counted."""
         config, columns_D = self.config, output.columns_D
         paced = config.positions == "d_pace"
-        rows = _gather(output.depths, by_start=paced)
+        rows = gather(output.depths, by_start=paced)
         law = learnt_law(held, self.head.columns(columns_D), columns_D, rows.place_N, config.teacher)
         weight_N = torch.tensor(weights, device=rows.depth_N.device)[rows.depth_N]
         if config.teacher == "answers":  # else some losses would flatten the drafter's law there
             weight_N = weight_N * answer_is_there(held, columns_D, rows.place_N)
-        if not paced:
-            return self._summed(rows, law, _weighted(self.loss, weight_N, rows.cap)), None
-        pace_XK = torch.zeros(held.ids_BT.numel(), len(weights), device=weight_N.device)
-        loss = _paced(self.loss, weight_N, rows, config.smoothing, pace_XK)
-        chunk = self.chunk or chunk_size(len(rows.heads_DH[0]), rows.start_N.device)
-        return self._summed(rows, law, loss, _whole_starts(rows.start_N, len(weights), chunk)), pace_XK
+        loss, pace_XK, chunks = _weighted(self.loss, weight_N, rows.cap), None, None
+        if paced:
+            pace_XK = torch.zeros(held.ids_BT.numel(), len(weights), device=weight_N.device)
+            loss = _paced(self.loss, weight_N, rows, config.smoothing, pace_XK)
+            chunk = self.chunk or chunk_size(len(rows.heads_DH[0]), rows.start_N.device)
+            chunks = whole_starts(rows.start_N, len(weights), chunk)
+        if self.tally is None:
+            return self._summed(rows, law, loss, chunks), pace_XK
+        with self.tally.of(held, rows, columns_D, len(weights), whole=is_whole(held, config.teacher)) as watch:
+            return self._summed(rows, law, watch(loss), chunks), pace_XK
 
     def _auxiliary(self, batch: FeatureBatch, extra: Auxiliary, weight: float) -> Tensor:
-        rows = _gather([extra], by_start=False)
+        rows = gather([extra], by_start=False)
         law = learnt_law(batch, self.head.first(len(extra.head_DH)), None, rows.place_N)
         weight_N = torch.full(rows.place_N.shape, weight, device=rows.place_N.device)
         return self._summed(rows, law, _weighted(forward_kl, weight_N, rows.cap))
 
-    def _summed(self, rows: _Rows, law: Law, loss: RowsLoss, chunks: Sequence[slice] | None = None) -> Tensor:
+    def _summed(self, rows: Positions, law: Law, loss: RowsLoss, chunks: Sequence[slice] | None = None) -> Tensor:
         return head_loss(
             rows.hidden_NH,
             rows.heads_DH,
@@ -182,7 +188,7 @@ def _weighted(loss: PositionLoss, weight_N: Tensor, cap: float | None) -> RowsLo
     return lambda z_CD, log_p_CD, rows: loss(Laws(soft_capped(z_CD, cap), log_p_CD)) * weight_N[rows]
 
 
-def _paced(loss: PositionLoss, weight_N: Tensor, rows: _Rows, smoothing: float, pace_XK: Tensor) -> RowsLoss:
+def _paced(loss: PositionLoss, weight_N: Tensor, rows: Positions, smoothing: float, pace_XK: Tensor) -> RowsLoss:
     """Weighs each position by D-PACE beside ``weight_N``; chunks must hold whole starts. Fills ``pace_XK``."""
 
     def weighted(z_CD: Tensor, log_p_CD: Tensor, chunk: slice) -> Tensor:
@@ -197,47 +203,3 @@ def _paced(loss: PositionLoss, weight_N: Tensor, rows: _Rows, smoothing: float, 
         return loss(laws) * weight_N[chunk] * pace_SK[place]
 
     return weighted
-
-
-@dataclass(frozen=True)
-class _Rows:
-    """Supervised positions of several depths: their states, their start (the place of t), the place whose law they
-    learn, their depth, and the number of their head where there are several."""
-
-    hidden_NH: Tensor
-    start_N: Tensor
-    place_N: Tensor
-    depth_N: Tensor
-    head_N: Tensor | None
-    heads_DH: list[Tensor]
-    cap: float | None
-
-
-def _gather(states: Sequence[DepthOutput | Auxiliary], *, by_start: bool) -> _Rows:
-    """All supervised positions, by the place whose law they learn, so that depths share it, or by start."""
-    heads = {id(state.head_DH): state.head_DH for state in states}
-    hidden, starts, depths = [], [], []
-    for depth, state in enumerate(states):
-        row_N, at_N = state.mask_BT.nonzero(as_tuple=True)
-        hidden.append(state.hidden_BTH[row_N, at_N])
-        starts.append(row_N * state.mask_BT.shape[1] + at_N)
-        depths.append(torch.full_like(row_N, depth))
-    start_N, depth_N = torch.cat(starts), torch.cat(depths)
-    ahead_K = torch.tensor([state.shift - 1 for state in states], device=start_N.device)
-    place_N = start_N + ahead_K[depth_N]
-    order_N = (start_N if by_start else place_N).argsort(stable=True)
-    start_N, place_N, depth_N = start_N[order_N], place_N[order_N], depth_N[order_N]
-    head_N = None
-    if len(heads) > 1:
-        head_K = torch.tensor([list(heads).index(id(state.head_DH)) for state in states], device=start_N.device)
-        head_N = head_K[depth_N]
-    hidden_NH = torch.cat(hidden)[order_N]
-    return _Rows(hidden_NH, start_N, place_N, depth_N, head_N, list(heads.values()), states[0].cap)
-
-
-def _whole_starts(start_N: Tensor, depths: int, chunk: int) -> list[slice]:
-    """Slices of at most ``chunk`` rows (or one start) with all depths of their starts; rows are sorted by start."""
-    _, count_S = start_N.unique_consecutive(return_counts=True)
-    each = max(1, chunk // depths)
-    stops = [*count_S.cumsum(0)[each - 1 :: each].tolist(), len(start_N)]
-    return [slice(start, stop) for start, stop in zip([0, *stops], stops, strict=False) if start < stop]

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from spectrain.checkpoints import Metrics
+from spectrain.checkpoints import Metrics, read_progress
 from spectrain.errors import SpectrainError
 from spectrain.manifest import MANIFEST_FILE, Manifest, read_manifest
 
@@ -22,15 +21,18 @@ def training_cost(bundle: Path, manifest: Manifest) -> dict[str, Any] | None:
     """
     folders = [bundle.parent, *sorted((bundle.parent / "training" / "checkpoints").glob("step-*"))]
     for folder in folders:
-        held, progress = folder / "bundle", folder / "progress.json"
-        if progress.is_file() and (held / MANIFEST_FILE).is_file() and read_manifest(held).files == manifest.files:
-            return _recorded(progress, folder.parent.parent / "metrics.jsonl")
+        held = folder / "bundle"
+        if (
+            (folder / "progress.json").is_file()
+            and (held / MANIFEST_FILE).is_file()
+            and read_manifest(held).files == manifest.files
+        ):
+            return _recorded(read_progress(folder), folder.parent.parent / "metrics.jsonl")
     return None
 
 
-def _recorded(progress: Path, metrics: Path) -> dict[str, Any]:
+def _recorded(found: Mapping[str, Any], metrics: Path) -> dict[str, Any]:
     try:
-        found = json.loads(progress.read_text(encoding="utf-8"))
         steps = [row for row in Metrics(metrics).read() if row["step"] <= found["step"]]
         tokens = sum(row["supervised"] for row in steps)
         return {
@@ -40,8 +42,8 @@ def _recorded(progress: Path, metrics: Path) -> dict[str, Any]:
         }
     except (KeyError, IndexError, ValueError, TypeError) as error:
         raise SpectrainError(
-            f"{progress} or {metrics}: found {error!r}, expected the record of the bundle's training; to leave that "
-            "out, copy the bundle to a place of its own"
+            f"{metrics}: found {error!r}, expected the record of the bundle's training; to leave that out, copy the "
+            "bundle to a place of its own"
         ) from error
 
 

@@ -16,7 +16,9 @@ from spectrain.data.split import conversations_digest
 from spectrain.errors import SpectrainError
 from spectrain.files import json_digest
 from spectrain.regenerate.answers import AnswerFile, Row, recorded
+from spectrain.regenerate.client import FailingError
 from spectrain.regenerate.config import RegenerateConfig, ServerConfig
+from spectrain.regenerate.empties import FIRST, Empties, is_empty
 from spectrain.regenerate.local import answer_locally
 from spectrain.regenerate.progress import Progress
 from spectrain.regenerate.server import Server
@@ -33,7 +35,8 @@ def regenerate(target: Target, model_digest: str, conversations: Sequence[Conver
     file made with other prompts, another target or another sampler is an error. Prompts that leave no room for
     an answer in the target's context are an error that names the first. An answer cut at ``max_new_tokens`` is kept,
     says so ("finished": "budget") and ends without an EOS. One whose ids a server did not give is "retokenized"; an EOS
-    that ended an answer and that a server left out of its ids is put back.
+    that ended an answer and that a server left out of its ids is put back. Empty answers are counted; where there is no
+    other, or none among the first few, they are an error, and not kept.
     """
     prompts = {c.id: render_prompt(c, target.tokenizer) for c in conversations}
     _check_room(target, prompts, config.max_new_tokens)
@@ -44,17 +47,18 @@ def regenerate(target: Target, model_digest: str, conversations: Sequence[Conver
         "model": model_digest,
         "config": config.model_dump(mode="json", exclude={"batch_size", "server"}),
     }
-    server = Server(target, config, recorded(output).get("server")) if config.server else None
+    server = _server(target, config, recorded(output), conversations)
     header |= {"server": server.record} if server else {"dtype": str(target.dtype)}
     file = AnswerFile(output, header)
     if file.finished:
         return output
     todo = [c for c in conversations if c.id not in file.rows]
+    empties = Empties(min(len(todo), FIRST) if not file.rows else 0, todo)
     with file, Progress(len(conversations), len(file.rows), shown=progress) as bar:
 
         def keep(rows: list[Row]) -> None:
-            file.add(rows)
-            bar.add(rows)
+            file.add(sound := empties.held_back(rows))
+            bar.add(sound)
 
         if server is None:
             answer_locally(target, todo, prompts, config, keep)
@@ -67,16 +71,38 @@ def regenerate(target: Target, model_digest: str, conversations: Sequence[Conver
     return output
 
 
+def _server(
+    target: Target, config: RegenerateConfig, record: Row, conversations: Sequence[Conversation]
+) -> Server | None:
+    """The server that the recipe names, if it names one, and how it is spoken to."""
+    if config.server is None:
+        return None
+    try:
+        return Server(target, config, record.get("server"))
+    except FailingError as error:
+        raise SpectrainError(
+            f"{error}; none of the {len(conversations)} conversations was asked yet, from {conversations[0].named} on, "
+            "and nothing was written"
+        ) from error
+
+
 def _notes(rows: Iterable[Row]) -> list[str]:
     """What is to be known about the answers before they are trained on."""
-    rows = list(rows)
+    rows, notes = list(rows), []
     without = sum(row.get("retokenized", False) for row in rows)
-    if not without:
-        return []
-    return [
-        f"{without} of {len(rows)} answers carry no sampled ids; they were tokenized again from their text, which now "
-        "and then gives other ids than the target sampled. A server that returns token ids, as vLLM does, avoids it"
-    ]
+    if without:
+        notes.append(
+            f"{without} of {len(rows)} answers carry no sampled ids; they were tokenized again from their text, which "
+            "now and then gives other ids than the target sampled. A server that returns token ids, as vLLM does, "
+            "avoids it"
+        )
+    empty = [row["id"] for row in rows if is_empty(row)]
+    if empty:
+        notes.append(
+            f"{len(empty)} of {len(rows)} answers are empty, the first of conversation {empty[0]!r}: only their end is "
+            "trained on"
+        )
+    return notes
 
 
 def _check_room(target: Target, prompts: dict[str, list[int]], max_new_tokens: int) -> None:

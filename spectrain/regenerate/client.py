@@ -24,11 +24,15 @@ WINDOW = 24  # characters that a server's message may not share with the prompt
 
 
 class RefusedError(SpectrainError):
-    """The server answered with this HTTP status, to the last."""
+    """The server answered with this HTTP status; 0 where it gave none that says what is wrong."""
 
     def __init__(self, message: str, status: int) -> None:
         super().__init__(message)
         self.status = status
+
+
+class FailingError(RefusedError):
+    """What may pass did not, in all tries; ``status`` is the last one's."""
 
 
 class UnreadableError(Exception):
@@ -55,7 +59,7 @@ class Client:
         """What ``read`` makes of the server's answer to GET ``path``, or to POST with a ``body``.
 
         Busy and failing servers, broken connections, timeouts and answers that ``read`` finds UnreadableError are asked
-        again ``retries`` times. Raises RefusedError with a status, SpectrainError without one.
+        again ``retries`` times, then they are a FailingError. Raises RefusedError for what is refused at once.
         """
         url, tries = f"{self._config.url}{path}", self._config.retries + 1
         for attempt in range(tries):
@@ -65,7 +69,7 @@ class Client:
                     response = await self._http.request("POST" if body else "GET", url, json=body)
                 if response.is_success:
                     return read(_json(response))
-                status, fault = response.status_code, self._fault(response, body)
+                status, fault = response.status_code, f"HTTP {self._fault(response, body)}"
                 if status not in PASSING and (status < 500 or status == 501):
                     raise RefusedError(f"{url} refuses ({fault})", status)
                 order = _ordered_wait(response)
@@ -78,11 +82,11 @@ class Client:
             if attempt < tries - 1:
                 self._on_retry()
                 await asyncio.sleep(_wait(attempt, order))
-        message = (
-            f"{url} does not answer: {fault}; asked {tries} times. Finished answers are kept: run again to go on, or "
-            "raise regenerate.server.retries"
+        raise FailingError(
+            f"{url}: asked {tries} times, and no answer came; the last time: {fault}. {_remedy(status)}, or have it "
+            "asked more often with regenerate.server.retries",
+            status,
         )
-        raise RefusedError(message, status) if status else SpectrainError(message)
 
     def _fault(self, response: httpx.Response, body: dict[str, Any] | None) -> str:
         """Status and the server's own words."""
@@ -92,6 +96,14 @@ class Client:
         if body and _repeats(said, body):
             said = "its message repeats the prompt and is left out"
         return f"{status}: {said}" if said else status
+
+
+def _remedy(status: int) -> str:
+    if status == 429:
+        return "Lower regenerate.server.concurrency"
+    if status >= 500:
+        return "Mend the server, whose own log may say more"
+    return "See that the server runs and that regenerate.server.url is its address"
 
 
 def _key(config: ServerConfig) -> str | None:

@@ -102,7 +102,7 @@ def read_answer(found: Any) -> Answer:
 
 def _message(choice: Mapping[str, Any]) -> dict[str, Any]:
     if "message" not in choice:
-        return {"role": "assistant", "content": _text(choice.get("text"))}
+        return {"role": "assistant", "content": _text("" if choice.get("text", 0) is None else choice.get("text"))}
     said = choice["message"]
     if not isinstance(said, dict):
         raise UnreadableError("a message that is no object")

@@ -14,24 +14,27 @@ from spectrain.data.template import ChatTemplate
 from spectrain.decoding.requests import stream_seed
 from spectrain.errors import SpectrainError
 from spectrain.regenerate.answers import Row, answer_row
-from spectrain.regenerate.client import Client, RefusedError, UnreadableError
+from spectrain.regenerate.client import Client, FailingError, RefusedError, UnreadableError
 from spectrain.regenerate.config import RegenerateConfig
 from spectrain.regenerate.dialect import DIALECTS, Answer, Chat, Dialect, read_answer, request
 from spectrain.target import Target
 
-NOT_THE_DIALECT = {401, 403, 408, 425, 429, 502, 503, 504}  # faults that say nothing about how it was asked
+NOT_THE_DIALECT = {0, 401, 403, 408, 425, 429, 502, 503, 504}  # faults that say nothing about how it was asked
+FEW = 3  # conversations that an error names
+GOES_ON = "answers so far are kept, and the same command goes on with the others"
 PROBE = ({"role": "user", "content": "Hello"},)
 
 
 class Server:
     """The target as a server has it. ``recorded`` is the record of answers that are there: how those were asked for
-    is how the others are. Without one the server is tried out, SpectrainError where it cannot be used."""
+    is how the others are. Without one the server is tried out: FailingError where it never answers, SpectrainError
+    where it cannot be used."""
 
     def __init__(self, target: Target, config: RegenerateConfig, recorded: Any = None) -> None:
         assert config.server is not None
         self._target, self._config, self._server = target, config, config.server
         self._template = ChatTemplate(target.tokenizer)
-        self._otherwise = 0
+        self._otherwise, self._asked = 0, dict[str, str]()
         try:
             self._dialect = Dialect.model_validate((recorded or {}).get("dialect"))
         except (ValidationError, AttributeError):
@@ -53,9 +56,12 @@ class Server:
 
     def answer(self, todo: Sequence[Conversation], prompts: Mapping[str, list[int]],
                keep: Callable[[list[Row]], None], on_retry: Callable[[], None]) -> None:  # fmt: skip
-        """Answer every conversation, and hand each row to ``keep`` as soon as it is there."""
+        """Answer every conversation, and hand each row to ``keep`` as soon as it is there. A server that fails for good
+        is a SpectrainError that names the conversations without an answer then."""
         try:
             asyncio.run(self._answer_all(todo, prompts, keep, on_retry))
+        except FailingError as error:  # when it was asked what models it has
+            raise SpectrainError(f"{error}; {GOES_ON}") from error
         except ExceptionGroup as group:  # one request failed for good, and the others were called off
             raise group.exceptions[0] from None
 
@@ -79,12 +85,23 @@ class Server:
         chat = Chat([message.turn for message in conversation.prompt], conversation.tools, self._template.settings)
         body = request(self._dialect, self._config, self._server.model, prompt, chat, seed)
         try:
+            self._asked[conversation.id] = conversation.named
             answer = await client.ask(f"/{self._dialect.endpoint}", read_answer, body)
             self._check_prompt(answer, prompt)
+        except FailingError as error:
+            raise SpectrainError(f"{self._unanswered(conversation)}: {error}; {GOES_ON}") from error
         except SpectrainError as error:
             raise SpectrainError(f"conversation {conversation.id!r}: {error}") from error
+        del self._asked[conversation.id]
         self._otherwise += answer.prompt_tokens not in (None, len(prompt))
         return answer
+
+    def _unanswered(self, conversation: Conversation) -> str:
+        """The conversation whose answer was given up, and those that were asked for with it."""
+        others = [named for name, named in self._asked.items() if name != conversation.id]
+        more = f", nor have {', '.join(others[:FEW])}" if others else ""
+        rest = f" and {len(others) - FEW} more" if len(others) > FEW else ""
+        return f"conversation {conversation.named} has no answer{more}{rest}"
 
     # --- finding out ------------------------------------------------------------------------------------------
 
@@ -113,6 +130,10 @@ class Server:
                         "server that has it"
                     )
                 return dialect.model_copy(update={"token_ids": answer.ids is not None})
+        failing = [refusal for refusal in refusals if isinstance(refusal, FailingError)]
+        if failing:  # one that breaks on each way that it does not refuse is broken
+            last = f"{failing[-1]} ({len(failing)} ways of asking were tried, each as often)"
+            raise FailingError(last, failing[-1].status)
         raise SpectrainError(f"no way of asking this server for answers is accepted; the last: {refusals[-1]}")
 
     async def _check_model(self, client: Client) -> None:

@@ -76,3 +76,35 @@ def test_a_row_longer_than_the_context_is_refused_by_name(target, rows):
     long = replace(rows[0], ids=[1] * 129, mask=[1] * 129)
     with pytest.raises(SpectrainError, match=r"has 129 tokens, the target's context is 128"):
         LiveFeatures([long], target, store_key([long], target, "digest", TAPS, "float32"))
+
+
+@pytest.mark.parametrize(("value", "dtype"), [(torch.nan, "float32"), (torch.inf, "bfloat16")])
+@pytest.mark.parametrize("where", ["hidden_BTH", "taps_BTF"])
+def test_features_that_are_no_numbers_are_an_error_that_names_the_chats(
+    tmp_path, target, rows, monkeypatch, value, dtype, where
+):
+    real, bad = target.forward, rows[2].ids
+
+    def broken(ids_BT):
+        features = real(ids_BT)
+        for row, ids in enumerate(ids_BT.tolist()):
+            if ids[: len(bad)] == bad:
+                getattr(features, where)[row, len(bad) - 1, 0] = value
+        return features
+
+    key = store_key(rows, target, "digest", TAPS, dtype)
+    monkeypatch.setattr(target, "forward", broken)
+    message = rf"not finite for conversation '{rows[2].conversation}': .*target\.dtype float32; try"
+    with pytest.raises(SpectrainError, match=message):
+        extract_features(tmp_path, rows, target, key, progress=False)
+    assert not list(tmp_path.glob("*.safetensors"))
+    with pytest.raises(SpectrainError, match=message):
+        LiveFeatures(rows, target, key).batch([1, 2, 3])
+
+
+def test_rows_know_their_chats(tmp_path, target, rows):
+    for kept in (
+        *both(tmp_path, rows, target),
+        extract_features(tmp_path, rows, target, both(tmp_path, rows, target)[0].key),
+    ):
+        assert [kept.conversation(i) for i in range(len(rows))] == [row.conversation for row in rows]

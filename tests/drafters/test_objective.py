@@ -18,6 +18,7 @@ from spectrain.drafters.base import Auxiliary, DepthOutput, DraftOutput
 from spectrain.drafters.laws import learnt_law
 from spectrain.drafters.objective import DrafterLoss, LossConfig
 from spectrain.drafters.scoring import score_batch, teacher_law
+from spectrain.drafters.tally import Tally
 from spectrain.drafters.tree_search import rank_accuracy
 from spectrain.errors import SpectrainError
 from spectrain.exact.sampler import Sampler
@@ -369,3 +370,56 @@ def test_scores_are_against_the_whole_law_whatever_is_stored():
     assert (cut > -torch.inf).sum(-1).tolist() == [1, 1, 1]
     assert teacher_law(case.batch, case.head, places)(slice(0, 3)).isfinite().all()
     assert case.batch.as_seen(case.batch.hidden_BTH, case.head).top_ids_BTK is None
+
+
+# --- acceptance on the rows trained on ----------------------------------------------------------------------------
+
+
+def tallied(lab: Any, chunk: int, **settings: Any) -> tuple[Tensor, Tally]:
+    objective = DrafterLoss(lab.drafter, lab.head, LossConfig(**settings), chunk)
+    objective.tally = Tally()
+    return objective(lab.batch, [1.0, 0.5, 0.25]), objective.tally
+
+
+@pytest.mark.parametrize("chunk", [1, 7, 256])
+@pytest.mark.parametrize("positions", ["decay", "d_pace"])
+@pytest.mark.parametrize(("columns", "heads"), [(None, 1), (COLUMNS, 1), (COLUMNS, K)])
+def test_a_tally_is_the_score_of_the_same_rows_and_changes_no_gradient(columns, heads, positions, chunk):
+    it = lab(columns, heads)
+    # Right for depths to be reached, as the states are the target's own, and wrong now and then.
+    for depth, state in enumerate(it.drafter.states):
+        state.data[:, : T - depth - 1] = it.batch.hidden_BTH[:, depth + 1 :]
+        state.data[:, depth::4] *= -1
+    it.drafter.heads[0].data.copy_(it.head.weight_VH if columns is None else it.head.weight_VH[columns])
+    want, got = value_of(it, chunk=chunk, positions=positions), tallied(it, chunk, positions=positions)
+    assert torch.equal(got[0], want)
+    gradients = [torch.autograd.grad(value, it.parameters) for value in (got[0], want)]
+    assert all(map(torch.equal, *gradients))
+    scores, found = score_batch(it.drafter, it.batch, it.head), got[1].scores
+    for name in ("positions", "greedy", "survived", "reached", "started"):
+        assert getattr(found, name) == getattr(scores, name)
+    assert 0 < sum(found.survived) < sum(found.reached)
+    assert found.alpha == pytest.approx(scores.alpha, rel=1e-5)
+    told = got[1].describe(found)
+    assert told == {"alpha": found.mean_alpha(), "conditional": found.conditional(), "positions": found.positions}
+
+
+def test_alpha_is_told_only_of_the_targets_whole_law():
+    it = lab()
+    whole = tallied(it, 4)[1]
+    answers = tallied(it, 4, teacher="answers")[1]
+    law = it.head.logits(it.batch.hidden_BTH).log_softmax(-1).topk(3)
+    it.batch = replace(it.batch, top_ids_BTK=law.indices.int(), top_log_p_BTK=law.values)
+    cut = tallied(it, 4)[1]
+    assert whole.describe(whole.scores)["alpha"] == pytest.approx(whole.scores.mean_alpha())
+    for partly in (answers, cut):
+        told = partly.describe(partly.scores)
+        assert told["alpha"] is None
+        assert told["conditional"] == whole.scores.conditional()
+
+
+def test_a_tally_of_nothing_is_zeros():
+    it = lab()
+    it.batch = replace(it.batch, answer_BT=torch.zeros_like(it.batch.answer_BT))
+    found = tallied(it, 4)[1]
+    assert found.describe(found.scores) == {"alpha": [0.0] * K, "conditional": [0.0] * K, "positions": [0] * K}

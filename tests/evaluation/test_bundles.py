@@ -297,8 +297,13 @@ def test_without_every_step_the_tokens_are_not_known(run):
 
 def test_a_record_that_cannot_be_read_is_named(run):
     last = chosen(run)
-    (last / "progress.json").write_text("{}")
+    good = (last / "progress.json").read_text()
+    for bad in ("{}", '{"step"', json.dumps(json.loads(good) | {"step": "7"})):
+        (last / "progress.json").write_text(bad)
+        message = refusal(training_cost, run / "bundle", read_manifest(run / "bundle"))
+        assert f"checkpoint {last} is damaged (progress.json: " in message  # as the run itself would say
+    (last / "progress.json").write_text(good)
+    (run / "training" / "metrics.jsonl").write_text("{}\n")
     message = refusal(training_cost, run / "bundle", read_manifest(run / "bundle"))
-    assert str(last / "progress.json") in message
-    assert "'step'" in message
+    assert f"{run / 'training' / 'metrics.jsonl'}: found KeyError('step')" in message
     assert "copy the bundle to a place of its own" in message

@@ -46,6 +46,7 @@ class Serving:
         self.prefix = []  # ids that its chat template has and the local one does not
         self.bodies, self.probes, self.headers = [], [], []
         self.running = self.most_running = 0
+        self.broken = None  # what every request for an answer is answered with: a status and words
 
     def prompt(self, body):
         if "prompt" in body:
@@ -103,6 +104,8 @@ class Handler(BaseHTTPRequestHandler):
         probe = body["max_tokens"] == PROBE_TOKENS
         (serving.probes if probe else serving.bodies).append(body)
         serving.headers.append(dict(self.headers))
+        if serving.broken:
+            return status(*serving.broken)(self, None)
         serving.running += 1
         serving.most_running = max(serving.running, serving.most_running)
         try:

@@ -16,7 +16,7 @@ from spectrain.config import load_recipe
 from spectrain.data.conversations import encode_all, load_conversations, parse_conversation, render_prompt
 from spectrain.errors import SpectrainError
 from spectrain.exact.sampler import Sampler
-from spectrain.regenerate import RegenerateConfig, ServerConfig, client, regenerate
+from spectrain.regenerate import RegenerateConfig, ServerConfig, client, empties, regenerate
 
 TEXTS = ("hello", "Count to 12.", "What is this?", "hello hello hello", "1 2 3", "a", "b", "1 + 1?")
 SECRET = "The launch code is 8417 and the key lies under the third stone."
@@ -365,12 +365,48 @@ def test_the_server_says_how_long_to_wait(answer, serve):
     assert time.monotonic() - started >= 0.7
 
 
-def test_an_empty_text_is_an_answer_of_the_end_alone(answer, serve, chat_target):
+EMPTY = {"choices": [{"text": "", "finish_reason": "stop"}]}
+
+
+def test_an_empty_text_is_an_answer_of_the_end_alone(answer, serve, chat_target, capsys):
     serving = serve(give_ids=False)
-    serving.change = lambda found: found | {"choices": [{"text": "", "finish_reason": "stop"}]}
-    path = answer(serving)
-    assert all(row["answer_ids"] == [chat_target.tokenizer.eos_token_id] for row in read(path))
+    serving.change = lambda found: EMPTY if found["usage"]["prompt_tokens"] % 2 else found
+    path = answer(serving, progress=True)
+    empty = [row for row in read(path) if row["messages"][-1]["content"] == ""]
+    assert 0 < len(empty) < len(TEXTS)
+    assert all(row["answer_ids"] == [chat_target.tokenizer.eos_token_id] for row in empty)
     assert len(load_conversations(path)) == len(TEXTS)
+    first = f"the first of conversation {empty[0]['id']!r}"
+    assert f"{len(empty)} of {len(TEXTS)} answers are empty, {first}: only" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("count", [3, 40])
+@pytest.mark.parametrize(
+    ("endpoint", "said"),
+    [("completions", {"text": ""}), ("completions", {"text": None}), ("completions", {"text": "", "token_ids": []}),
+     ("chat/completions", {"message": {"role": "assistant", "content": ""}}),
+     ("chat/completions", {"message": {"role": "assistant", "content": None}})],
+)  # fmt: skip
+def test_nothing_but_empty_answers_is_an_error_and_none_is_kept(answer, serve, local, tmp_path, count, endpoint, said):
+    serving = serve(endpoints=(endpoint,), give_ids=False)
+    serving.change = lambda found: {"choices": [said | {"finish_reason": "stop"}]}
+    talk = chats([f"{TEXTS[0]} {i}" for i in range(count)])
+    message = refusal(answer, serving, conversations=talk, concurrency=2)
+    asked = min(count, empties.FIRST)
+    assert f"all of the first {asked} answers are empty" in message
+    assert "'c0' at row 0" in message
+    assert asked <= len(serving.bodies) <= asked + 2
+    assert (tmp_path / "train.jsonl.partial").read_bytes() == b""
+    serving.change = lambda found: found
+    assert len(read(answer(serving, conversations=talk))) == count
+
+
+def test_an_empty_start_is_kept_once_something_is_said(answer, serve, local):
+    serving = serve()
+    serving.change = lambda found: EMPTY if len(serving.bodies) <= 3 else found
+    rows = read(answer(serving, concurrency=1))
+    assert [row["messages"][-1]["content"] == "" for row in rows[:3]] == [True] * 3
+    assert rows[3:] == read(local)[3:]
 
 
 @pytest.mark.parametrize(
@@ -385,13 +421,42 @@ def test_what_does_not_pass_is_an_error_with_what_was_seen_last(answer, serve, f
     assert named in message
     assert f"{serving.url}/completions" in message
     assert "asked 3 times" in message
+    assert " has no answer, nor have 'c" in message
+    assert all(f"'c{i}' at row {i}" in message for i in range(3))
+    assert message.endswith("answers so far are kept, and the same command goes on with the others")
+
+
+def test_a_server_that_always_fails_is_one_error_of_what_was_done(answer, serve, tmp_path):
+    """From its first request on: nothing was asked, and nothing is said of answers that there are none of."""
+    serving = serve()
+    serving.broken = 500, "out of memory"
+    message = refusal(answer, serving, retries=2)
+    assert f"{serving.url}/chat/completions: asked 3 times" in message
+    assert "HTTP 500 Internal Server Error: out of memory" in message
+    assert "(4 ways of asking were tried, each as often)" in message
+    assert f"none of the {len(TEXTS)} conversations was asked yet, from 'c0' at row 0 on, and nothing" in message
+    for contradicted in ("refuses", "accepted", "kept", "goes on"):
+        assert contradicted not in message
+    assert len(serving.probes) == 12
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_server_that_begins_to_fail_loses_nothing(answer, serve, local, tmp_path):
+    serving = serve()
+    serving.faults.extend([None] * 4 + [status(500)] * 100)
+    message = refusal(answer, serving, retries=1, concurrency=1)
+    assert message.startswith(f"conversation 'c4' at row 4 has no answer: {serving.url}/completions: asked 2 times")
+    assert len(read(tmp_path / "train.jsonl.partial")) == 4
+    serving.faults.clear()
+    assert answer(serving).read_bytes() == local.read_bytes()
 
 
 def test_nobody_there_is_an_error_without_a_file(answer, serve, tmp_path):
     serving = serve()
     serving.url = "http://127.0.0.1:9/v1"  # the discard port, which nothing listens on
     message = refusal(answer, serving, retries=1)
-    assert "http://127.0.0.1:9/v1/models does not answer: ConnectError" in message
+    assert "http://127.0.0.1:9/v1/models: asked 2 times, and no answer came; the last time: ConnectError" in message
+    assert "regenerate.server.url is its address" in message
     assert list(tmp_path.iterdir()) == []
 
 
