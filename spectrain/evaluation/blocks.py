@@ -14,8 +14,8 @@ import numpy as np
 
 from spectrain.errors import SpectrainError
 from spectrain.evaluation.costs import cost_block
+from spectrain.evaluation.decisions import FEWEST_CONVERSATIONS, resamples_at
 from spectrain.evaluation.samples import Sample, seconds_of
-from spectrain.evaluation.verdict import FEWEST_CONVERSATIONS
 from spectrain.measures import RoundCounts, pooled_rate, ratio_interval, ratio_of_ratios_interval
 
 STATISTICS: dict[str, Any] = {"confidence": 0.95, "resamples": 2000, "seed": 0}
@@ -226,13 +226,20 @@ def _speedup(name: str, clusters: Clusters, plain: Clusters) -> dict[str, Any]:
     }
 
 
+def decode_speedup(own: Sequence[Sample], plain: Sequence[Sample], confidence: float) -> dict[str, Any]:
+    """The interval of ``speedup.decode`` at another confidence."""
+    return _compare(_clusters(own), _clusters(plain), _committed, _decode, confidence)
+
+
 def rate_ratio(own: Sequence[Sample], other: Sequence[Sample]) -> dict[str, Any]:
     """Tokens per device-second of ``own`` ÷ those of ``other``, on the same conversations, resampled together."""
     return _compare(_clusters(own), _clusters(other), _new_tokens, _total)
 
 
-def _compare(own: Clusters, plain: Clusters, above: Measure, below: Measure) -> dict[str, Any]:
+def _compare(own: Clusters, plain: Clusters, above: Measure, below: Measure,
+             confidence: float | None = None) -> dict[str, Any]:  # fmt: skip
     columns = [_sums(side, measure) for side in (own, plain) for measure in (above, below)]
     if len(own) < 2:
         return _single(pooled_rate(columns[0], columns[1]) / pooled_rate(columns[2], columns[3]))
-    return asdict(ratio_of_ratios_interval(*columns, **STATISTICS))
+    wanted = {} if confidence is None else {"confidence": confidence, "resamples": resamples_at(confidence)}
+    return asdict(ratio_of_ratios_interval(*columns, **STATISTICS | wanted))

@@ -18,8 +18,9 @@ from spectrain.data.split import conversations_digest
 from spectrain.drafters import FAMILIES, AnyDrafterConfig, Drafter, family_of
 from spectrain.errors import SpectrainError
 from spectrain.evaluation.acceptance import DRIFT_FILE, choose, measure, teacher_forced_rows
-from spectrain.evaluation.contenders import AcceptanceConfig, unfillable
+from spectrain.evaluation.contenders import AcceptanceConfig, contenders, unfillable
 from spectrain.evaluation.drift import drift
+from spectrain.evaluation.load import load_block
 from spectrain.evaluation.measured_trees import filled, resolve
 from spectrain.evaluation.memory import weight_bytes
 from spectrain.evaluation.report import render_report
@@ -237,6 +238,11 @@ def _evaluate(entrants: Mapping[str, Entrant], target: Target, conversations: Se
                       progress=progress)  # fmt: skip
     context = about | _context(target, config, samples, traffic, conversations, raw)
     context["target"] |= _origin(target, entrants.values())
+    if config.load is not None:
+        entries = contenders(drafters, config.k, config.trees, config.verification, leave_out=True, measured=measured,
+                             targets=targets)  # fmt: skip
+        context["load"] = load_block(target, entries, conversations, config, raw, identity, progress=progress)
+        context["request_rates"] = list(config.load.request_rates)
     context |= {"left_out": [asdict(draft) for draft in left_out]} if left_out else {}
     context["teacher_forced"] = teacher_forced_rows(raw, sorted({s["conversation"] for s in samples}))
     context["drift"] = {

@@ -12,6 +12,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Discriminator, Field
 from spectrain.decoding.verification import Verification, is_lossy
 from spectrain.drafters import Drafter
 from spectrain.errors import SpectrainError
+from spectrain.evaluation.load_config import LoadConfig
 from spectrain.evaluation.measured_trees import NO_RANKS, NONE, WRITTEN, MeasuredTree, Resolved
 from spectrain.evaluation.samples import LOSSY, PLAIN
 from spectrain.exact.sampler import Sampler
@@ -82,6 +83,7 @@ class AcceptanceConfig(BaseModel):
     conversations: int | None = Field(None, ge=1, description="held-out chats, spread over the kinds; default all")
     max_new_tokens: int = Field(128, ge=2)
     seed: int = 0
+    load: LoadConfig | None = Field(None, description="batches of requests too, and which request rates")
 
     @field_validator("samplers")
     @classmethod

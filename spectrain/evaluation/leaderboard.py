@@ -11,8 +11,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from spectrain.evaluation.blocks import rate_ratio
+from spectrain.evaluation.decisions import FEWEST_CONVERSATIONS
 from spectrain.evaluation.samples import PLAIN, Contender, Sample
-from spectrain.evaluation.verdict import FEWEST_CONVERSATIONS
 
 EVERYTHING = "everything"  # the teacher-forced rows over all kinds
 OWN_TARGET = "its target was trained with it: another law than the original's"

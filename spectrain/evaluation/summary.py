@@ -9,11 +9,13 @@ plain decoding resample the same conversations on both sides.
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from spectrain.errors import SpectrainError
-from spectrain.evaluation.blocks import STATISTICS, number_block
+from spectrain.evaluation.blocks import STATISTICS, decode_speedup, number_block
+from spectrain.evaluation.cost_model import cost_model
 from spectrain.evaluation.costs import add_predictions_from_siblings
 from spectrain.evaluation.document import SCHEMA, check_document
 from spectrain.evaluation.leaderboard import leaderboard
@@ -28,6 +30,7 @@ CONTEXT = {
     "device": ("name", "threads", "dtype"),
     "versions": (),
 }
+ELSEWHERE = ("teacher_forced", "drift", "load", "request_rates")  # places of their own in the document
 
 
 def summarise(samples: Iterable[Mapping[str, Any]], *, context: Mapping[str, Any]) -> dict[str, Any]:
@@ -40,10 +43,12 @@ def summarise(samples: Iterable[Mapping[str, Any]], *, context: Mapping[str, Any
             (see ``CONTEXT`` for their keys; a target that its bundle changed in training has ``derived_from``), any
             other JSON value, optionally ``teacher_forced``: a list of
             {temperature, kind, depth, alpha, coverage, positions}, and ``drafters``, which asks for a leaderboard:
-            what is known of each (see ``leaderboard``), and ``drift`` (see ``evaluation/drift.py``): by drafter.
+            what is known of each (see ``leaderboard``), ``drift`` (see ``evaluation/drift.py``): by drafter, and
+            ``load`` (see ``evaluation/load_summary.py``), with its ``sampler``, and ``request_rates``.
 
     Returns:
-        A JSON object: ``schema``, ``context``, ``statistics``, ``teacher_forced``, ``drift``, ``samplers``.
+        A JSON object: ``schema``, ``context``, ``statistics``, ``teacher_forced``, ``drift``, ``samplers``, ``load``
+        (null when no batches were measured) and ``cost_model``.
 
     Raises:
         SpectrainError: malformed samples, missing context, or numbers that contradict one another: rounds
@@ -53,13 +58,13 @@ def summarise(samples: Iterable[Mapping[str, Any]], *, context: Mapping[str, Any
     samplers = [_sampler_block(sampler, group, context) for sampler, group in group_by_sampler(samples)]
     document = {
         "schema": SCHEMA,
-        "context": {
-            key: copy.deepcopy(value) for key, value in context.items() if key not in ("teacher_forced", "drift")
-        },
+        "context": {key: copy.deepcopy(value) for key, value in context.items() if key not in ELSEWHERE},
         "statistics": dict(STATISTICS),
         "teacher_forced": copy.deepcopy(list(context.get("teacher_forced") or [])),
         "drift": copy.deepcopy(dict(context.get("drift") or {})),
         "samplers": samplers,
+        "load": copy.deepcopy(context.get("load")),
+        "cost_model": cost_model(samplers, context.get("load"), context.get("request_rates") or ()),
     }
     check_document(document)
     return document
@@ -86,6 +91,15 @@ def _sampler_block(sampler: dict[str, Any], group: list[Contender], context: Map
         if described.greedy and c.first.shape is not None
     ]
     drafting = [c for c in contenders if c["shape"] is not None]
+    load = context.get("load")
+    load = load if load and load["sampler"] == described.describe() else None
+
+    def speedup_at(kind: str | None, name: str, confidence: float) -> dict[str, Any]:
+        """The interval of a contender's decode speedup on conversations of a kind, or of all kinds."""
+        sides = (by_name[name], by_name[by_name[name].first.baseline])
+        own, base = ([s for s in side.samples if kind is None or s.is_of(kind)] for side in sides)
+        return decode_speedup(own, base, confidence)
+
     inexact = {block["contender"] for block in exactness if block["unexplained"] and not block["lossy"]}
     return {
         "name": described.describe(),
@@ -98,21 +112,26 @@ def _sampler_block(sampler: dict[str, Any], group: list[Contender], context: Map
             leaderboard(group, contenders, inexact, described.describe(), context) if context.get("drafters") else None
         ),
         "verdict": {
-            **_verdicts([c for c in drafting if c["baseline"] == PLAIN], kinds, inexact),
+            **_verdicts([c for c in drafting if c["baseline"] == PLAIN], kinds, inexact, speedup_at, load),
             "by_drafter": {
-                drafter: _verdicts([c for c in contenders if c["drafter"] == drafter], kinds, inexact)
+                drafter: _verdicts([c for c in drafting if c["drafter"] == drafter], kinds, inexact, speedup_at, load)
                 for drafter in dict.fromkeys(c["drafter"] for c in drafting)
             },
         },
     }
 
 
-def _verdicts(contenders: Sequence[dict[str, Any]], kinds: Sequence[str], inexact: set[str]) -> dict[str, Any]:
-    """Verdicts of these contenders over all conversations, and over those of each kind."""
-    return {
-        "overall": verdict_block([(c, c["pooled"]) for c in contenders], inexact),
-        "by_kind": {kind: verdict_block([(c, c["by_kind"][kind]) for c in contenders], inexact) for kind in kinds},
+def _verdicts(contenders: Sequence[dict[str, Any]], kinds: Sequence[str], inexact: set[str],
+              speedup_at: Callable[[str | None, str, float], dict[str, Any]],
+              load: Mapping[str, Any] | None) -> dict[str, Any]:  # fmt: skip
+    """Verdicts of these contenders over all conversations, and over those of each kind. Batches are drawn from all
+    kinds, so they say nothing of one."""
+    by_kind = {
+        kind: verdict_block([(c, c["by_kind"][kind]) for c in contenders], inexact, partial(speedup_at, kind))
+        for kind in kinds
     }
+    overall = verdict_block([(c, c["pooled"]) for c in contenders], inexact, partial(speedup_at, None), load)
+    return {"overall": overall, "by_kind": by_kind}
 
 
 def _contender_block(contender: Contender, plain: Contender, kinds: Sequence[str]) -> dict[str, Any]:
