@@ -19,6 +19,7 @@ from typing import Any
 from spectrain.evaluation.costs import break_even
 from spectrain.evaluation.goodput import goodput
 from spectrain.evaluation.samples import PLAIN
+from spectrain.exact.cost import interpolate
 
 Points = Sequence[tuple[float, float]]
 Row = dict[str, Any]
@@ -114,16 +115,6 @@ def _best_k(longest: Row, v: Any, c: float | None = None, o: float | None = None
 
 
 # --- by batch -----------------------------------------------------------------------------------------------------
-
-
-def interpolate(points: Points, x: float) -> float:
-    """Linear between points, flat beyond them."""
-    points = sorted(points)
-    below = max((p for p in points if p[0] <= x), default=points[0])
-    above = min((p for p in points if p[0] >= x), default=points[-1])
-    if above[0] == below[0]:
-        return below[1]
-    return below[1] + (above[1] - below[1]) * (x - below[0]) / (above[0] - below[0])
 
 
 class Rounds:

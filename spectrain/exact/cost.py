@@ -128,6 +128,15 @@ def by_length(survival: Sequence[float], c: float, v: float | Sequence[float] = 
     return rows
 
 
+def interpolate(points: Sequence[tuple[float, float]], x: float) -> float:
+    """A measured cost between the points where it was measured, (x, cost): linear between them, flat beyond."""
+    below = max((p for p in points if p[0] <= x), default=min(points))
+    above = min((p for p in points if p[0] >= x), default=max(points))
+    if above[0] == below[0]:
+        return below[1]
+    return below[1] + (above[1] - below[1]) * (x - below[0]) / (above[0] - below[0])
+
+
 def _verification(v: float | Sequence[float], k: int) -> float:
     if not isinstance(v, Sequence):
         return float(v)
