@@ -38,8 +38,8 @@ def plan(arguments: Sequence[str], name: str = "spectrain plan") -> None:
     """Say whether speculation would pay, from a few numbers."""
     parser = command_parser(
         name,
-        "Tokens per round, speedup, and where it breaks even, for every draft length, from an acceptance and the costs\n"
-        "of a round: c to draft a token, v to verify a round, o for the rest, in plain decoding steps at the same batch.\n"
+        "Tokens per round, speedup and where it breaks even, for every draft length, from an acceptance and costs: c\n"
+        "to draft a token, v to verify a round, o for the rest of it, in plain decoding steps at the same batch.\n"
         "The acceptance is --alpha (as if alike at every position), --survival, --tau (as published), or that of a\n"
         "report with --from; what is given besides takes the place of what was measured. Needs no model.",
         f"{name} --alpha .7 --c .1 --v 1.2 --k 1..8\n"
@@ -62,7 +62,7 @@ def _options(parser: argparse.ArgumentParser) -> None:
                         help=f"5, or 1,3,5, or 1..8 (default: {LENGTHS}, or as far as survival is known)")  # fmt: skip
     parser.add_argument("--c", type=float, help="steps that drafting a token takes")
     parser.add_argument("--v", metavar="V or V1,V2,...",
-                        help="steps that verifying a round takes: at every length, or at k = 1, 2, ... (default: 1)")  # fmt: skip
+                        help="steps that verifying a round takes: for all k, or each from 1 (default: 1)")  # fmt: skip
     parser.add_argument("--o", type=float, help="steps that the rest of a round takes (default: 0)")
     parser.add_argument("--batch", type=int, help="requests that share a step (default: one)")
     parser.add_argument("--from", dest="source", metavar="FILE", help="an acceptance.json: measured numbers")
