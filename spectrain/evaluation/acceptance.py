@@ -25,18 +25,16 @@ from spectrain.data.split import conversations_digest
 from spectrain.decoding import Generation, generate, generate_plain
 from spectrain.decoding.requests import check_request
 from spectrain.drafters import Drafter, TrainableDrafter
-from spectrain.drafters.scoring import DepthScores, score_batch
+from spectrain.drafters.scoring import score_batch
 from spectrain.errors import SpectrainError
 from spectrain.evaluation.contenders import AcceptanceConfig, Contender, contenders
 from spectrain.evaluation.measured_trees import NONE, Resolved
-from spectrain.evaluation.samples import kind_and_parents
 from spectrain.exact.sampler import Sampler
 from spectrain.files import atomic_file, json_digest, whole_lines, write_json
 from spectrain.identity import first_difference
 from spectrain.target import Target
 
 DRIFT_FILE = "drift.jsonl"  # beside the samples (see evaluation/drift.py), and as old as they are
-EVERYTHING = "everything"  # the total of all kinds in tables by kind
 
 
 def choose(conversations: Sequence[Conversation], count: int | None, seed: int) -> list[Conversation]:
@@ -75,7 +73,7 @@ def measure(target: Target, drafters: dict[str, Drafter], conversations: Sequenc
         "count": len(chosen),
         **identity,
     }
-    samples, file = _resume(output, key, len(entries) * len(config.samplers))
+    samples, file = _resume(output, key, len(entries) * sum(map(config.answers, config.samplers)))
     done = {sample["conversation"] for sample in samples}
     bar = tqdm(chosen, desc="evaluate", unit="chat", disable=not progress)
     warm = False
@@ -112,31 +110,39 @@ def prompt_ids(target: Target, conversation: Conversation, max_new_tokens: int) 
 
 def _conversation(target: Target, entries: Sequence[Contender], conversation: Conversation, prompt: list[int],
                   config: AcceptanceConfig, limit: int | None = None) -> Iterator[dict[str, Any]]:  # fmt: skip
-    """Samples of one conversation, contenders in an order drawn anew for each sampler."""
+    """Samples of one conversation, contenders in an order drawn anew for each sampler and seed."""
     for sampler in config.samplers:
-        seed = random.Random(f"{config.seed}/{conversation.id}").getrandbits(48)
-        here = [entry.at(sampler) for entry in entries]
-        order = list(here)
-        random.Random(f"{seed}/{sampler.describe()}").shuffle(order)
-        runs = {}
-        budget = limit or config.max_new_tokens
-        arguments: dict[str, Any] = {"sampler": sampler, "max_new_tokens": budget, "seed": seed}
-        for entry in order:
-            own = entry.target or target
-            if entry.verification is None:
-                own.tap(())
-                runs[entry.name] = generate_plain(own, prompt, **arguments)
-            else:
-                runs[entry.name] = generate(own, entry.drafter, prompt, shape=entry.shape,
-                                            verification=entry.verification, **arguments)  # fmt: skip
-        for entry in here:
-            own = entry.target or target
-            sample = _sample(own, conversation, prompt, sampler, seed, entry, runs)
-            if entry is _longest(here, entry.family) and isinstance(entry.drafter, TrainableDrafter):
-                sample["teacher_forced"] = _teacher_forced(
-                    own, conversation, prompt, sampler, entry, runs[entry.baseline]
-                )
-            yield sample
+        for index in range(config.answers(sampler)):
+            name = f"{config.seed}/{conversation.id}" + (f"/{index}" if index else "")
+            seed = random.Random(name).getrandbits(48)
+            here = [entry.at(sampler) for entry in entries]
+            yield from _answers(target, here, conversation, prompt, sampler, (index, seed),
+                                limit or config.max_new_tokens)  # fmt: skip
+
+
+def _answers(target: Target, here: Sequence[Contender], conversation: Conversation, prompt: list[int], sampler: Sampler,
+             numbered: tuple[int, int], budget: int) -> Iterator[dict[str, Any]]:  # fmt: skip
+    """One answer of every contender; ``numbered``: which of the seeds it is, and the seed."""
+    index, seed = numbered
+    order = list(here)
+    random.Random(f"{seed}/{sampler.describe()}").shuffle(order)
+    runs = {}
+    arguments: dict[str, Any] = {"sampler": sampler, "max_new_tokens": budget, "seed": seed}
+    for entry in order:
+        own = entry.target or target
+        if entry.verification is None:
+            own.tap(())
+            runs[entry.name] = generate_plain(own, prompt, **arguments)
+        else:
+            runs[entry.name] = generate(own, entry.drafter, prompt, shape=entry.shape,
+                                        verification=entry.verification, **arguments)  # fmt: skip
+    for entry in here:
+        own = entry.target or target
+        sample = {**_sample(own, conversation, prompt, sampler, seed, entry, runs), "seed_index": index}
+        if entry is _longest(here, entry.family) and isinstance(entry.drafter, TrainableDrafter):
+            scores = _teacher_forced(own, conversation, prompt, sampler, entry, runs[entry.baseline])
+            sample["teacher_forced"] = {**scores, "seed_index": index}
+        yield sample
 
 
 def _longest(entries: Sequence[Contender], family: str) -> Contender | None:
@@ -169,6 +175,7 @@ def _sample(target: Target, conversation: Conversation, prompt: list[int], sampl
         "temperature": sampler.temperature,
         "sampler": asdict(sampler),
         "seed": seed,
+        "turn": 1 + sum(message.role == "assistant" for message in conversation.prompt),
         "prompt_tokens": len(prompt),
         "new_tokens": len(run.tokens),
         "finished": run.finished,
@@ -196,34 +203,6 @@ def output_difference(target: Target, prompt: list[int], tokens: list[int], plai
     ids = torch.tensor([[*prompt, *plain[:at]]], device=target.device)
     logits = target.logits(target.forward(ids).hidden_BTH[0, -1]).double()
     return {"position": at, "logit_gap": float((logits[plain[at]] - logits[tokens[at]]).abs())}
-
-
-def teacher_forced_rows(output: Path, conversations: Sequence[str]) -> list[dict[str, Any]]:
-    """Acceptance probability at T=1 and conditional greedy acceptance by drafter, prefixes' sampler, kind and depth."""
-    lines = (output / "teacher_forced.jsonl").read_text(encoding="utf-8").splitlines()
-    latest = {(r["conversation"], r["drafter"], json_digest(r["sampler"])): r for r in map(json.loads, lines)}
-    totals: dict[tuple[str, str, str], DepthScores] = {}
-    for record in latest.values():
-        if record["conversation"] in conversations:
-            scores = DepthScores(**{name: record[name] for name in DepthScores.__dataclass_fields__})
-            for kind in {EVERYTHING, *kind_and_parents(record["kind"])}:
-                place = (record["drafter"], json.dumps(record["sampler"]), kind)
-                totals[place] = totals.get(place, DepthScores()) + scores
-    return [
-        {
-            "drafter": drafter,
-            "prefixes": Sampler(**json.loads(sampler)).describe(),
-            "temperature": 1.0,  # α compares the laws at T=1, whatever the prefixes were sampled with
-            "kind": kind,
-            "depth": depth,
-            "alpha": scores.mean_alpha()[depth],
-            "greedy_conditional": scores.conditional()[depth],
-            "positions": scores.positions[depth],
-        }
-        for (drafter, sampler, kind), scores in totals.items()
-        for depth in range(len(scores.positions))
-        if scores.positions[depth]
-    ]
 
 
 def _running(samples: Sequence[dict[str, Any]]) -> dict[str, str]:

@@ -17,7 +17,7 @@ from spectrain.data.conversations import Conversation
 from spectrain.data.split import conversations_digest
 from spectrain.drafters import FAMILIES, AnyDrafterConfig, Drafter, family_of
 from spectrain.errors import SpectrainError
-from spectrain.evaluation.acceptance import DRIFT_FILE, choose, measure, teacher_forced_rows
+from spectrain.evaluation.acceptance import DRIFT_FILE, choose, measure
 from spectrain.evaluation.contenders import AcceptanceConfig, contenders, unfillable
 from spectrain.evaluation.drift import drift
 from spectrain.evaluation.load import load_block
@@ -26,6 +26,7 @@ from spectrain.evaluation.memory import weight_bytes
 from spectrain.evaluation.report import render_report
 from spectrain.evaluation.samples import LOSSY
 from spectrain.evaluation.summary import summarise
+from spectrain.evaluation.teacher_forced import teacher_forced_rows
 from spectrain.evaluation.training_cost import training_cost
 from spectrain.evaluation.workbench import LIBRARIES, device_name, shown_name
 from spectrain.files import json_digest, write_json

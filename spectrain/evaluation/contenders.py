@@ -84,6 +84,11 @@ class AcceptanceConfig(BaseModel):
     max_new_tokens: int = Field(128, ge=2)
     seed: int = 0
     load: LoadConfig | None = Field(None, description="batches of requests too, and which request rates")
+    seeds: int = Field(2, ge=1, description="answers to every chat at temperatures above 0; greedily there is one")
+
+    def answers(self, sampler: Sampler) -> int:
+        """How often every chat is answered with a sampler."""
+        return 1 if sampler.greedy else self.seeds
 
     @field_validator("samplers")
     @classmethod

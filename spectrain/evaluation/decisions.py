@@ -79,6 +79,8 @@ def decide(rivals: Sequence[Rival], count: int, unit: str = "conversations") -> 
     if count < least:
         needed = least if first.speedup["value"] > 1 else None
         return Decided("off", first, None, f"too few {unit}: {count}, at least {least} are needed{among}", needed)
+    if any(rival.speedup["low"] is None for rival in ranked):
+        return Decided("off", first, None, f"too few {unit} with more than one token to have an interval")
     confidence = adjusted_confidence(len(ranked))
     for rival in ranked:
         if rival.speedup["low"] > 1:  # the adjusted interval is wider

@@ -8,7 +8,7 @@ from typing import Any
 
 from spectrain.errors import SpectrainError
 
-SCHEMA = "spectrain.acceptance/3"
+SCHEMA = "spectrain.acceptance/4"
 
 # Shape of the document as far as the report needs it. None is any value; a list has one shape for all its
 # items; "*" stands for every key of an object; a key that ends in "?" must be there but may be null.
@@ -29,17 +29,28 @@ _COST = {
     "best_k": None,
     "from_sibling?": {"contender": None, "speedup": None, "relative_difference": None},
 }
+_BOUNDS = {"low": None, "high": None}
 _NUMBERS = {
     "conversations": None,
     "rounds": None,
     "clipped_rounds": None,
+    "clipped": dict.fromkeys(("eos", "budget", "stop")),
     "tokens": None,
     "new_tokens": None,
     "tokens_per_round": _INTERVAL,
-    "tokens_per_full_round": None,
-    "accepted_prefix": {"mean": None, "histogram": [None]},
-    "marginal_survival": [{"position": None, "rate": None, "accepted": None, "rounds": None}],
-    "conditional_acceptance": [{"position": None, "rate": None, "accepted": None, "proposed": None}],
+    "tokens_per_full_round?": _INTERVAL,
+    "accepted_prefix": {
+        "mean": None,
+        "interval?": _INTERVAL,
+        "histogram": [None],
+        "shares": [{"accepted": None, "share": None, **_BOUNDS}],
+    },
+    "marginal_survival": [{"position": None, "rate": None, "accepted": None, "rounds": None, **_BOUNDS}],
+    "conditional_acceptance": [{"position": None, "rate": None, "accepted": None, "proposed": None, **_BOUNDS}],
+    "visited_alpha?": [{"position": None, "value": None, "positions": None, **_BOUNDS}],
+    "energy_j_per_token?": _INTERVAL,
+    "memory": dict.fromkeys(("target_bytes", "drafter_bytes", "cache_bytes", "state_bytes")),
+    "advice": {"tokens_per_round": {"half_width": None, "conversations_for": {"*": None}}},
     "seconds": dict.fromkeys(("prefill", "draft", "verify", "overhead", "unaccounted", "total")),
     "tokens_per_second": _INTERVAL,
     "decode_tokens_per_second": _INTERVAL,
@@ -47,6 +58,22 @@ _NUMBERS = {
     "latency_ms": dict.fromkeys(("token_p50", "token_p95", "prefill_p50", "prefill_p95")),
     "speedup?": _SPEEDUP,
     "cost?": _COST,
+}
+_BAND = {
+    "label": None,
+    "conversations": None,
+    "rounds": None,
+    "tokens_per_round": _INTERVAL,
+    "decode_speedup?": _INTERVAL,
+}
+_BANDS = {name: [_BAND] for name in ("turn", "prompt tokens", "answer position")}
+_DISTRIBUTION = dict.fromkeys(
+    ("contender", "lossy", "tokens", "statistic", "p_value", "adjusted_p_value", "agrees", "detectable")
+)
+_BIN = dict.fromkeys(("low", "high", "count", "confidence", "accepted"))
+_CALIBRATION = {
+    **dict.fromkeys(("drafter", "source", "sampler", "depth", "positions", "ece", "mean_confidence", "hit_rate")),
+    "bins": [_BIN],
 }
 _VERDICT = {
     "decision": None,
@@ -159,8 +186,15 @@ _DOCUMENT = {
         "device": {"name": None, "threads": None, "dtype": None},
         "versions": {"*": None},
     },
-    "statistics": {"confidence": None, "resamples": None, "seed": None},
-    "teacher_forced": [{"temperature": None, "kind": None, "depth": None, "alpha": None}],
+    "statistics": dict.fromkeys(("confidence", "resamples", "seed", "method", "comparisons", "adjusted_confidence")),
+    "teacher_forced": [
+        {
+            **dict.fromkeys(("temperature", "kind", "depth", "alpha", "positions", "conversations")),
+            "interval": _INTERVAL,
+        }
+    ],
+    "calibration": [_CALIBRATION],
+    "draft_vocabulary": [{"drafter": None, "kind": None, "coverage": _INTERVAL, "tokens": None}],
     "samplers": [
         {
             "name": None,
@@ -179,9 +213,11 @@ _DOCUMENT = {
                     "lossy": None,
                     "pooled": _NUMBERS,
                     "by_kind": {"*": _NUMBERS},
+                    "by_band": _BANDS,
                 }
             ],
             "exactness": [_EXACTNESS],
+            "distribution?": [{**_DISTRIBUTION, "bins": [None]}],
             "leaderboard?": _BOARD,
             "verdict": {**_VERDICTS, "by_drafter": {"*": _VERDICTS}},
         }

@@ -15,7 +15,8 @@ from spectrain.evaluation.decisions import FEWEST_CONVERSATIONS, Rival, decide, 
 from spectrain.evaluation.samples import PLAIN
 from spectrain.evaluation.wording import interval, number
 from spectrain.evaluation.workbench import table
-from spectrain.measures import pooled_rate, ratio_of_ratios_interval
+from spectrain.intervals import ratio_of_ratios_interval
+from spectrain.measures import pooled_rate
 
 Samples = Sequence[dict[str, Any]]
 

@@ -14,13 +14,14 @@ from spectrain.drafters.eagle3 import Eagle3Config, Eagle3Drafter
 from spectrain.drafters.ngram import NgramConfig, NgramDrafter
 from spectrain.errors import SpectrainError
 from spectrain.evaluation import acceptance
-from spectrain.evaluation.acceptance import AcceptanceConfig, choose, contenders, measure, teacher_forced_rows
+from spectrain.evaluation.acceptance import AcceptanceConfig, choose, contenders, measure
 from spectrain.evaluation.summary import summarise
+from spectrain.evaluation.teacher_forced import teacher_forced_rows
 from spectrain.exact.sampler import Sampler
 from spectrain.shapes import DynamicTree, StaticTree
 
 TEXTS = {"narrow/sql": ("hello",), "narrow/json": ("ab",), "open/chat": ("a",)}
-CONFIG = AcceptanceConfig(k=(1, 2), samplers=(Sampler(), Sampler(1.0)), max_new_tokens=6, seed=1)
+CONFIG = AcceptanceConfig(k=(1, 2), samplers=(Sampler(), Sampler(1.0)), max_new_tokens=6, seed=1, seeds=1)
 IDENTITY = {"weights": "w", "bundle": "b"}
 NAMES = ["plain", "ngram k=1", "ngram k=2", "eagle3 k=1", "eagle3 k=2"]
 TIMES = {"prefill_s", "draft_s", "verify_s", "overhead_s", "total_s"}
@@ -120,6 +121,7 @@ TREES = AcceptanceConfig(
     verification=("token", "block", "typical_lossy"),
     samplers=(Sampler(), Sampler(1.0)),
     max_new_tokens=5,
+    seeds=1,
 )
 RULES = ("", " block", " LOSSY typical")
 

@@ -30,7 +30,9 @@ PATHS = {  # the best trees of two nodes, by drafter and temperature
     ("medusa", 0.0): [[0], [1]],
     ("medusa", 1.0): [[0], [1]],  # not measured at T=1: as at T=0
 }
-CONFIG = AcceptanceConfig(k=(2,), trees=(MeasuredTree(2),), samplers=(Sampler(), Sampler(1.0)), max_new_tokens=5)
+CONFIG = AcceptanceConfig(
+    k=(2,), trees=(MeasuredTree(2),), samplers=(Sampler(), Sampler(1.0)), max_new_tokens=5, seeds=1
+)
 NAME = "tree 2 nodes (measured)"
 
 

@@ -1,0 +1,92 @@
+"""Teacher-forced scores, a line an answer → rows of the document: what the target itself says of every position.
+
+Shapes: C conversations, D draft depths.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from spectrain.drafters.scoring import DepthScores
+from spectrain.evaluation.figures import Figure, measured
+from spectrain.evaluation.samples import is_of, kind_and_parents
+from spectrain.exact.sampler import Sampler
+from spectrain.files import json_digest
+
+EVERYTHING = "everything"  # the total of all kinds in tables by kind
+FILE = "teacher_forced.jsonl"
+
+
+def teacher_forced_records(output: Path, conversations: Collection[str]) -> Iterator[dict[str, Any]]:
+    """Lines of these conversations, one at a time; of those that an interruption made twice, the later one."""
+    wanted = set(conversations)
+    latest: dict[tuple[Any, ...], int] = {}
+    with (output / FILE).open(encoding="utf-8") as lines:
+        for number, line in enumerate(lines):
+            latest[_scored(json.loads(line))] = number
+    with (output / FILE).open(encoding="utf-8") as lines:
+        for number, line in enumerate(lines):
+            record = json.loads(line)
+            if latest[_scored(record)] == number and record["conversation"] in wanted:
+                yield record
+
+
+def _scored(record: Mapping[str, Any]) -> tuple[Any, ...]:
+    """What makes two records those of one answer."""
+    return record["conversation"], record["drafter"], json_digest(record["sampler"]), record.get("seed_index", 0)
+
+
+@dataclass
+class _Scores:
+    """One drafter on one sampler's answers: totals by kind, and what intervals need of each conversation."""
+
+    totals: dict[str, DepthScores] = field(default_factory=dict)
+    kinds: dict[str, str] = field(default_factory=dict)
+    sums: dict[str, list[tuple[float, int]]] = field(default_factory=dict)
+    """Σ α and positions by depth, of each conversation."""
+
+    def add(self, record: Mapping[str, Any]) -> None:
+        scores = DepthScores(**{name: record[name] for name in DepthScores.__dataclass_fields__})
+        for kind in {EVERYTHING, *kind_and_parents(record["kind"])}:
+            self.totals[kind] = self.totals.get(kind, DepthScores()) + scores
+        name, found = record["conversation"], list(zip(scores.alpha, scores.positions, strict=True))
+        self.kinds[name] = record["kind"]
+        before = self.sums.get(name, [(0.0, 0)] * len(found))
+        self.sums[name] = [(a + b, n + m) for (a, n), (b, m) in zip(before, found, strict=True)]
+
+    def rows(self) -> Iterator[dict[str, Any]]:
+        """A row a kind and depth that has positions; intervals resample the conversations."""
+        for kind, total in self.totals.items():
+            names = sorted(name for name in self.sums if kind == EVERYTHING or is_of(self.kinds[name], kind))
+            table_CD2 = np.array([self.sums[name] for name in names], dtype=np.float64)
+            figures = {str(d): Figure(table_CD2[:, d, 0], table_CD2[:, d, 1]) for d in range(table_CD2.shape[1])}
+            for depth, interval in measured(figures).items():
+                if interval is not None:
+                    yield {
+                        "temperature": 1.0,  # α compares the laws at T=1, whatever the prefixes were sampled with
+                        "kind": kind,
+                        "depth": int(depth),
+                        "alpha": interval["value"],
+                        "interval": interval,
+                        "greedy_conditional": total.conditional()[int(depth)],
+                        "positions": total.positions[int(depth)],
+                        "conversations": int((table_CD2[:, int(depth), 1] > 0).sum()),
+                    }
+
+
+def teacher_forced_rows(output: Path, conversations: Collection[str]) -> list[dict[str, Any]]:
+    """Acceptance probability at T=1 and conditional greedy acceptance by drafter, prefixes' sampler, kind and depth."""
+    scores: dict[tuple[str, str], _Scores] = {}
+    for record in teacher_forced_records(output, conversations):
+        scores.setdefault((record["drafter"], json.dumps(record["sampler"])), _Scores()).add(record)
+    return [
+        {"drafter": drafter, "prefixes": Sampler(**json.loads(sampler)).describe(), **row}
+        for (drafter, sampler), found in scores.items()
+        for row in found.rows()
+    ]
