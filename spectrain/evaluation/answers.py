@@ -30,6 +30,8 @@ PARTS = ("prefill", "draft", "verify", "overhead", "total")
 LAW_BINS, CONFIDENCE_BINS = 20, 10
 POSITION_EDGES = (32, 128, 512)  # the last token of a band of positions in the answer
 NOT_RECORDED = float("nan")
+COUNTS = ("rounds", "committed", "new_tokens", "kept", "nodes", "full", "full_tokens", *CLIPS)
+SINGLE = (*COUNTS, *PARTS, "energy", "cache_bytes", "state_bytes")  # columns of one entry
 
 
 def columns(depth: int) -> dict[str, int]:
@@ -39,11 +41,9 @@ def columns(depth: int) -> dict[str, int]:
     ``offered`` all rounds that proposed at least i tokens. ``kept`` are accepted draft tokens that reached the answer.
     ``band_rounds`` and ``band_tokens`` are rounds by where in the answer they start. What was not recorded is NaN.
     """
-    counts = ("rounds", "committed", "new_tokens", "kept", "nodes", "full", "full_tokens", *CLIPS)
-    single = (*counts, *PARTS, "energy", "cache_bytes", "state_bytes")
     bands = len(POSITION_EDGES) + 1
     return {
-        **dict.fromkeys(single, 1),
+        **dict.fromkeys(SINGLE, 1),
         **dict.fromkeys(("reached", "tested", "offered"), depth),
         **dict.fromkeys(("band_rounds", "band_tokens"), bands),
         "visited": 2 * depth,
@@ -113,7 +113,7 @@ class Answers:
     def column(self, name: str) -> Floats:
         """A column [N], or [N, X] where it has several entries."""
         found = self.table[:, self._places[name]]
-        return found[:, 0] if columns(self.first.depth)[name] == 1 else found
+        return found[:, 0] if name in SINGLE else found
 
     def of_kind(self, kind: str | None) -> Mask:
         """The answers to conversations of a kind; None is all."""

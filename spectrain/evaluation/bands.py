@@ -1,4 +1,4 @@
-"""Numbers by band: which turn of the conversation was answered, how long its prompt was, where in the answer a round is.
+"""Numbers by band: which turn of a conversation was answered, how long its prompt was, where in the answer a round is.
 
 The bands of each family add up to the whole.
 """

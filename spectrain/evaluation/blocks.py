@@ -203,7 +203,8 @@ def advice(interval: Found, conversations: int) -> dict[str, Any]:
     if interval["low"] is None:
         return {"half_width": None, "conversations_for": {str(wanted): None for wanted in HALF_WIDTHS}}
     half = (interval["high"] - interval["low"]) / 2
-    needed = {str(wanted): max(2, math.ceil(conversations * (half / wanted) ** 2)) for wanted in HALF_WIDTHS}
+    exact = {wanted: conversations * (half / wanted) ** 2 for wanted in HALF_WIDTHS}
+    needed = {str(wanted): max(2, math.ceil(round(count, 6))) for wanted, count in exact.items()}
     return {"half_width": half, "conversations_for": needed}
 
 

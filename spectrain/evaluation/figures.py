@@ -43,25 +43,27 @@ class Figure:
         return self.defined and int((self.bottom_C > 0).sum()) >= 2 and bool(counted >= FEWEST_EVENTS)
 
 
-def measured(figures: Mapping[str, Figure], **other: Any) -> dict[str, dict[str, float | None] | None]:
+Bounds = dict[str, float | None]
+
+
+def measured(figures: Mapping[str, Figure], **statistics: Any) -> dict[str, Bounds | None]:
     """``value``, ``low`` and ``high`` of each; None where the figure is not defined, ``low`` and ``high`` None where it
-    has no interval: of one conversation, or of a share with fewer than ``FEWEST_EVENTS`` on a side. ``other`` replaces
-    some of ``STATISTICS``."""
-    found: dict[str, dict[str, float | None] | None] = dict.fromkeys(figures)
+    has no interval: of one conversation, or of a share with fewer than ``FEWEST_EVENTS`` on a side.
+
+    ``statistics``: what differs from ``STATISTICS``.
+    """
+    found: dict[str, Bounds | None] = dict.fromkeys(figures)
     for paired in (False, True):
         names = [n for n, figure in figures.items() if figure.defined and (figure.base is not None) is paired]
         if names:
-            found |= _together(names, [figures[name] for name in names], STATISTICS | other)
+            found |= _together(names, [figures[name] for name in names], STATISTICS | statistics)
     return found
 
 
-def _together(names: list[str], figures: list[Figure],
-              statistics: dict[str, Any]) -> dict[str, dict[str, float | None] | None]:  # fmt: skip
+def _together(names: list[str], figures: list[Figure], statistics: Mapping[str, Any]) -> dict[str, Bounds | None]:
     values = {name: _value(figure) for name, figure in zip(names, figures, strict=True)}
     bounded = [(name, figure) for name, figure in zip(names, figures, strict=True) if figure.bounded]
-    rows: dict[str, dict[str, float | None] | None] = {
-        name: {"value": value, "low": None, "high": None} for name, value in values.items()
-    }
+    rows: dict[str, Bounds | None] = {n: {"value": value, "low": None, "high": None} for n, value in values.items()}
     if bounded:
         parts = [(f.top_C, f.bottom_C, *(f.base or ())) for _, f in bounded]
         intervals = ratio_intervals(*(np.stack(side) for side in zip(*parts, strict=True)), **statistics)
@@ -75,8 +77,8 @@ def _value(figure: Figure) -> float:
     return float(value if figure.base is None else value / (figure.base[0].sum() / figure.base[1].sum()))
 
 
-def one(figure: Figure, **other: Any) -> dict[str, float | None]:
+def one(figure: Figure, **statistics: Any) -> Bounds:
     """A single figure that is defined."""
-    found = measured({"": figure}, **other)[""]
+    found = measured({"": figure}, **statistics)[""]
     assert found is not None
     return found

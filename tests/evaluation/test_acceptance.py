@@ -104,6 +104,35 @@ def test_a_sample_tells_what_was_generated(measured, chat_target):
     assert (plain["new_tokens"], plain["finished"]) == (len(expected.tokens), expected.finished)
 
 
+def test_chats_are_answered_several_times_where_answers_are_drawn(run, tmp_path, simulator):
+    config = CONFIG.model_copy(update={"k": (2,), "seeds": 2})
+    samples = run("seeds", config=config)
+    names = ["plain", "ngram k=2", "eagle3 k=2"]
+    found = [(s["conversation"], s["temperature"], s["seed_index"], s["contender"]) for s in samples]
+    places = [(0.0, 0), (1.0, 0), (1.0, 1)]
+    assert found == [(f"c{i}", t, index, name) for i in range(3) for t, index in places for name in names]
+    seeds = {(s["conversation"], s["seed_index"]): s["seed"] for s in samples}
+    assert len(set(seeds.values())) == len(seeds) == 6  # the first is the greedy answer's too
+    assert {s["turn"] for s in samples} == {1}
+    rows = teacher_forced_rows(tmp_path / "seeds", ["c0", "c1", "c2"])
+    everything = {(r["prefixes"], r["depth"]): r for r in rows if r["kind"] == "everything"}
+    for prefixes, temperature in (("greedy (T=0)", 0.0), ("T=1", 1.0)):
+        lengths = [s["new_tokens"] for s in samples if (s["contender"], s["temperature"]) == ("plain", temperature)]
+        row = everything[prefixes, 0]
+        assert (row["positions"], row["conversations"]) == (sum(length - 1 for length in lengths), 3)
+        assert row["interval"]["low"] <= row["alpha"] == row["interval"]["value"] <= row["interval"]["high"]
+    document = summarise(samples, context=simulator.context | {"teacher_forced": rows})
+    assert [block["conversations"] for block in document["samplers"]] == [3, 3]
+    assert run("seeds", config=config) == samples  # finished: nothing is decoded again
+
+
+def test_the_turn_is_the_place_of_the_answer_in_its_chat(run):
+    messages = [("user", "a"), ("assistant", "b"), ("user", "a"), ("assistant", "ab")]
+    chat = {"id": "c9", "messages": [{"role": role, "content": text} for role, text in messages]}
+    samples = run("turns", CONFIG.model_copy(update={"k": (1,)}), [parse_conversation(chat, "row")])
+    assert {s["turn"] for s in samples} == {2}
+
+
 def test_samples_can_be_summarised(measured, simulator):
     samples, folder = measured
     rows = teacher_forced_rows(folder, [s["conversation"] for s in samples])

@@ -14,7 +14,7 @@ from spectrain.evaluation.figures import FEWEST_EVENTS, STATISTICS, Figure, meas
 from spectrain.intervals import ratio_intervals
 
 REPETITIONS, CONVERSATIONS, SEEDS = 2000, 48, 2
-ENOUGH_EVENTS = 10  # expected rounds on the rarer side of a share, from which on its interval is as good as others
+ENOUGH_EVENTS = 12  # expected rounds on the rarer side of a share; with fewer, intervals are rather too wide
 AT_ONCE = 100  # repetitions
 SHARES = ("share", "survival", "conditional")
 
@@ -81,9 +81,8 @@ def test_of_rare_rounds_there_is_an_interval_from_a_few_on():
     found = {name: held for name, held in coverage(world, sums).items() if name.startswith(SHARES)}
     expected = {name: events(sums, name, world.k).mean() for name in found}
     assert min(expected.values()) < 20
-    wrong = {
-        name: held for name, (held, _) in found.items() if expected[name] >= ENOUGH_EVENTS and not 0.93 <= held <= 0.97
-    }
+    most = {name: 0.97 if expected[name] >= ENOUGH_EVENTS else 0.99 for name in found}
+    wrong = {name: held for name, (held, _) in found.items() if not 0.93 <= held <= most[name]}
     assert not wrong
 
 
