@@ -11,6 +11,7 @@ from spectrain.check import check
 from spectrain.checkpoint_commands import CHECKPOINT_COMMANDS
 from spectrain.cli_options import RECIPE, command_parser, greedy_check, measurement, plan, recipe_command, variants
 from spectrain.errors import SpectrainError
+from spectrain.plan import plan
 from spectrain.publishing import publish
 
 
@@ -23,9 +24,7 @@ def prepare(arguments: Sequence[str], name: str = "spectrain prepare") -> int:
         f"{name} {RECIPE}",
         "0 done; 1 disk or permissions, or an audit that finds what prepare would refuse",
     )
-    parser.add_argument(
-        "--audit", action="store_true", help="count rows, lengths, duplicates, coverage; show a few rows"
-    )
+    parser.add_argument("--audit", action="store_true", help="count rows, lengths, duplicates, coverage; show some")
     options = parser.parse_intermixed_args(arguments)
     if options.audit:
         from spectrain.audit import audit
@@ -243,6 +242,7 @@ COMMANDS: dict[str, Callable[..., int | None]] = {
     "estimate": estimate,
     "prove": prove,
     "check": check,
+    "plan": plan,
     "publish": publish,
     **CHECKPOINT_COMMANDS,
 }

@@ -64,6 +64,20 @@ def measurement(parser: argparse.ArgumentParser) -> None:
                         "contender is known to ± this (95%%); chats are then taken in a random order")  # fmt: skip
     parser.add_argument("--dtype", default="float32", help="dtype of the target (default: %(default)s)")
     parser.add_argument("--seed", type=int, default=0, help="seed of sampling and of the order (default: %(default)s)")
+    under_load(parser)
+
+
+def under_load(parser: argparse.ArgumentParser) -> None:
+    """Batches of requests, which are measured only where they are asked for."""
+    parser.add_argument("--batch", metavar="SIZES",
+                        help="measure batches of requests too, sizes with commas, for instance 1,2,4,8,16: what a "
+                        "verification costs there, and up to which it pays (with the first temperature)")  # fmt: skip
+    parser.add_argument("--context", metavar="TOKENS",
+                        help="cached tokens behind a verification, several with commas (default: 256)")  # fmt: skip
+    parser.add_argument("--batch-groups", type=int, metavar="N", help="batches of each size (default: 8)")
+    parser.add_argument("--request-rate", metavar="RATES",
+                        help="requests a second, several with commas: running batch, latency and the best draft length "
+                        "there, from the batches of --batch")  # fmt: skip
 
 
 def greedy_check(parser: argparse.ArgumentParser) -> None:

@@ -30,6 +30,7 @@ from spectrain.evaluation.bundles import (
 from spectrain.evaluation.contenders import AnyTree
 from spectrain.evaluation.exactness import ExactnessConfig, render
 from spectrain.evaluation.exactness import compare as compare_outputs
+from spectrain.evaluation.load_config import LoadConfig
 from spectrain.evaluation.rank_tables import chat_ranks, render_ranks
 from spectrain.evaluation.workbench import prompts_of, shown_name
 from spectrain.exact.sampler import Sampler
@@ -41,7 +42,8 @@ from spectrain.manifest import TargetRecord, read_manifest, target_record, templ
 from spectrain.target import Target, load_target
 from spectrain.tree_options import parse_tree, static_trees
 
-FLAGS = {"samplers": "temperature", "trees": "tree"}  # settings whose flag has another name
+# Settings whose flag has another name.
+FLAGS = {"samplers": "temperature", "trees": "tree", "groups": "batch-groups", "request_rates": "request-rate"}
 Settings = TypeVar("Settings", bound=BaseModel)
 
 
@@ -85,7 +87,23 @@ def _measurement(options: argparse.Namespace) -> AcceptanceConfig:
         max_new_tokens=options.max_new_tokens,
         seed=options.seed,
         stop_at=options.stop_at,
+        load=_load(options),
     )
+
+
+def _load(options: argparse.Namespace) -> LoadConfig | None:
+    """Batches to measure, where they are asked for."""
+    flags = {"context": options.context, "groups": options.batch_groups, "request_rates": options.request_rate}
+    given = {name: value for name, value in flags.items() if value is not None}
+    if options.batch is None:
+        if given:
+            flag = FLAGS.get(next(iter(given)), next(iter(given)))
+            raise SpectrainError(f"--{flag} is about batches of requests; give their sizes with --batch, too")
+        return None
+    for name, kind in (("context", int), ("request_rates", float)):
+        if name in given:
+            given[name] = tuple(_numbers(given[name], f"--{FLAGS.get(name, name)}", kind))
+    return _settings(LoadConfig, batch=tuple(_numbers(options.batch, "--batch", int)), **given)
 
 
 def _traffic(options: argparse.Namespace) -> str:

@@ -108,20 +108,24 @@ def batching(arguments: Sequence[str], name: str = "batching") -> None:
 
 def _load(options: argparse.Namespace, output: str) -> None:
     from spectrain.drafters.ngram import NgramConfig, NgramDrafter
-    from spectrain.evaluation import load
     from spectrain.evaluation.contenders import contenders
+    from spectrain.evaluation.load import Load, check_context, measure_batch
+    from spectrain.evaluation.load_config import LoadConfig
     from spectrain.evaluation.load_picture import draw_load
+    from spectrain.evaluation.load_summary import render, summarise_load
 
     target, conversations, trained = _loaded(options)
     drafters = {"ngram": NgramDrafter(NgramConfig()), **({trained.config.type: trained} if trained else {})}
     prompts = _prompts(target, conversations, None, options)
-    costs = load.verification_costs(target, options.batch, options.k, options.context, options.repeats, options.seed)
-    samples = load.measure(target, contenders(drafters, options.k), prompts, options.batch, options.groups,
-                           options.max_new_tokens, options.seed)  # fmt: skip
+    config = LoadConfig(batch=options.batch, context=(options.context,), groups=options.groups,
+                        repeats=options.repeats)  # fmt: skip
+    load = Load(contenders(drafters, options.k), prompts, config, options.max_new_tokens, options.seed)
+    check_context(target, load)
+    lines = [measure_batch(target, load, size) for size in options.batch]
     head = _head("batching", options, target)
-    document = {**head, "title": f"{head['target']}, greedy, on {head['machine']['device']}", "verification": costs,
-                **load.summarise(samples), "samples": samples}  # fmt: skip
-    path = _finish(document, options, output, load.render(document))
+    document = {**head, "title": f"{head['target']}, greedy, on {head['machine']['device']}", **summarise_load(lines),
+                "raw": lines}  # fmt: skip
+    path = _finish(document, options, output, render(document))
     with atomic_file(path.with_suffix(".png")) as partial, partial.open("wb") as file:
         draw_load(document, file)
     print(f"picture: {path.with_suffix('.png')}")

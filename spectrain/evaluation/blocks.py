@@ -15,9 +15,9 @@ import numpy as np
 from spectrain.errors import SpectrainError
 from spectrain.evaluation.answers import PARTS, Clusters
 from spectrain.evaluation.costs import cost_block
+from spectrain.evaluation.decisions import FEWEST_CONVERSATIONS
 from spectrain.evaluation.figures import Figure, measured
 from spectrain.evaluation.samples import CLIPS
-from spectrain.evaluation.verdict import FEWEST_CONVERSATIONS
 
 # A round holds a full target forward, so it cannot take less time than a plain step: speedup ≤ τ. Clocks
 # drift by a few per cent between two measurements of the same thing; more than this is a fault.

@@ -16,8 +16,9 @@ from spectrain.distributed import processes
 from spectrain.drafters import FAMILIES, AnyDrafterConfig, Drafter, family_of
 from spectrain.errors import SpectrainError
 from spectrain.evaluation.calibration import Calibration
-from spectrain.evaluation.contenders import AcceptanceConfig, unfillable
+from spectrain.evaluation.contenders import AcceptanceConfig, contenders, unfillable
 from spectrain.evaluation.drift import drift
+from spectrain.evaluation.load import load_block
 from spectrain.evaluation.measured_trees import filled, resolve
 from spectrain.evaluation.measurement import DRIFT_FILE, Measured, in_order, measure
 from spectrain.evaluation.memory import weight_bytes
@@ -245,6 +246,11 @@ def _evaluate(entrants: Mapping[str, Entrant], target: Target, conversations: Se
         "target": weight_bytes(target.model),
         "drafters": {name: weight_bytes(drafter) for name, drafter in drafters.items()},
     }
+    if config.load is not None:
+        entries = contenders(drafters, config.k, config.trees, config.verification, leave_out=True, measured=measured,
+                             targets=targets)  # fmt: skip
+        context["load"] = load_block(target, entries, conversations, config, raw, identity, progress=progress)
+        context["request_rates"] = list(config.load.request_rates)
     context |= {"left_out": [asdict(draft) for draft in left_out]} if left_out else {}
     context["teacher_forced"] = teacher_forced_rows(found.samples())
     calibration = Calibration.of(found.samples())

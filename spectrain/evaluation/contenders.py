@@ -12,6 +12,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Discriminator, Field
 from spectrain.decoding.verification import Verification, is_lossy
 from spectrain.drafters import Drafter
 from spectrain.errors import SpectrainError
+from spectrain.evaluation.load_config import LoadConfig
 from spectrain.evaluation.measured_trees import NO_RANKS, NONE, WRITTEN, MeasuredTree, Resolved
 from spectrain.evaluation.samples import LOSSY, PLAIN
 from spectrain.exact.sampler import Sampler
@@ -83,6 +84,7 @@ class AcceptanceConfig(BaseModel):
     max_new_tokens: int = Field(128, ge=2)
     seed: int = 0
     stop_at: float | None = Field(None, gt=0, description="end once tokens per round is known to ± this; default never")
+    load: LoadConfig | None = Field(None, description="batches of requests too, and which request rates")
     seeds: int = Field(2, ge=1, description="answers to every chat at temperatures above 0; greedily there is one")
 
     def answers(self, sampler: Sampler) -> int:

@@ -10,11 +10,11 @@ A tree has no k: what drafting one costs is measured as a whole, and nothing is 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from spectrain.evaluation.answers import Clusters
-from spectrain.exact.cost import expected_tokens_from_survival
+from spectrain.exact.cost import alpha_for_tokens, expected_tokens_from_survival
 
 
 def cost_block(block: dict[str, Any], own: Clusters, *, plain_step_s: float) -> dict[str, Any]:
@@ -66,6 +66,29 @@ def _by_k(block: dict[str, Any], offered: Sequence[float], per_round: dict[str, 
         cost = draft + per_round["verify"] + per_round["overhead"]
         rows.append({"k": k, "tokens_per_round": tokens, "speedup": tokens / cost})
     return rows
+
+
+def break_even(cost: Mapping[str, Any], k: int, tokens_per_round: float) -> dict[str, float | None]:
+    """Where the rounds of a chain would break even, and how far they are from it.
+
+    A drafter that proposes k tokens in a share s of the rounds, each accepted with probability α, commits
+    1 + s·(α + … + α^k) tokens a round.
+
+    Returns:
+        ``alpha`` at which they cost what they yield (None when not even 1 does), ``alpha_now``, which would yield
+        ``tokens_per_round``, and ``draft_cost``, in plain steps a token, up to which they pay (None when none does).
+    """
+    proposed = cost["proposed_per_round"]
+    if not proposed:
+        return {"alpha": None, "alpha_now": None, "draft_cost": None}
+    share = min(proposed / k, 1.0)
+    needed, rest = cost["break_even_tokens_per_round"], cost["verify_cost_per_round"] + cost["overhead_cost_per_round"]
+    spare = tokens_per_round - rest
+    return {
+        "alpha": alpha_for_tokens(1 + max(needed - 1, 0.0) / share, k),
+        "alpha_now": alpha_for_tokens(1 + max(tokens_per_round - 1, 0.0) / share, k),
+        "draft_cost": spare / proposed if spare >= 0 else None,
+    }
 
 
 def add_predictions_from_siblings(contenders: Sequence[dict[str, Any]]) -> None:

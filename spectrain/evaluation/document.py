@@ -91,6 +91,10 @@ _VERDICT = {
         "decode_speedup": _INTERVAL,
         "total_speedup": _INTERVAL,
     },
+    "comparisons": None,
+    "adjusted?": _INTERVAL,
+    "up_to_batch": None,
+    "would_change": None,
     "conversations_needed": None,
 }
 _VERDICTS = {"overall": _VERDICT, "by_kind": {"*": _VERDICT}}
@@ -115,6 +119,64 @@ _ENTRY = {
     **dict.fromkeys(("drafter_bytes", "state_bytes", "training_seconds", "training_answer_tokens")),
 }
 _BOARD = {"ranked": [_ENTRY], "apart": [_ENTRY]}
+_LOAD = {
+    **dict.fromkeys(("sampler", "groups", "repeats", "max_new_tokens", "prompt_tokens")),
+    "batches": [None],
+    "context_tokens": [None],
+    "verification": [dict.fromkeys(("batch", "context", "k", "rows", "seconds", "v"))],
+    "lines": [dict.fromkeys(("batch", "context", "points", "floor_s", "seconds_per_row", "largest_residual"))],
+    "drafting": [
+        {
+            **dict.fromkeys(("contender", "batch", "rounds", "running", "proposed", "rows")),
+            **dict.fromkeys(("draft_s", "verify_s", "overhead_s", "c", "o")),
+        }
+    ],
+    "rows": [
+        {
+            **dict.fromkeys(("contender", "drafter", "k", "batch", "groups", "answers", "identical")),
+            **dict.fromkeys(("tokens_per_second", "decode_tokens_per_second", "tokens_per_round", "answer_tokens")),
+            **dict.fromkeys(("round_s", "prefill_s_per_request", "running", "running_in_decode", "pays")),
+            "speedup?": _INTERVAL,
+            "decode_speedup?": _INTERVAL,
+        }
+    ],
+    "crossovers": [dict.fromkeys(("contender", "drafter", "k", "largest_paying_batch", "sentence"))],
+    "largest_paying_batch": {"*": None},
+    "by_batch": [
+        {
+            **dict.fromkeys(("batch", "decision", "contender", "k", "reason", "comparisons")),
+            "speedup?": _INTERVAL,
+            "adjusted?": _INTERVAL,
+        }
+    ],
+}
+_CHAIN_COSTS = {
+    **dict.fromkeys(("c", "v", "o", "tokens_per_round", "predicted", "relative_difference", "unaccounted")),
+    **dict.fromkeys(("break_even_alpha", "break_even_c", "best_k")),
+    "measured": _INTERVAL,
+}
+_STATE = dict.fromkeys(
+    ("contender", "k", "capacity", "saturated", "running", "tokens_per_second", "latency_ms_per_token")
+)
+_COST_MODEL = {
+    "chains": [
+        {
+            **dict.fromkeys(("sampler", "contender", "drafter", "k", "verification", "alpha")),
+            **_CHAIN_COSTS,
+            "v_by_k": {"*": None},
+            "best_k_by_batch": {"*": None},
+            "by_batch": [{"batch": None, "running": None, **_CHAIN_COSTS}],
+        }
+    ],
+    "largest_difference": {"single": None, "by_batch": None},
+    "goodput?": [
+        {
+            **dict.fromkeys(("request_rate", "prompt_tokens", "answer_tokens", "sentence")),
+            "contenders": [_STATE],
+            "best": {"contender": None, "k": None},
+        }
+    ],
+}
 _DOCUMENT = {
     "schema": None,
     "context": {
@@ -160,6 +222,8 @@ _DOCUMENT = {
             "verdict": {**_VERDICTS, "by_drafter": {"*": _VERDICTS}},
         }
     ],
+    "load?": _LOAD,
+    "cost_model": _COST_MODEL,
 }
 
 

@@ -12,9 +12,9 @@ from typing import Any
 
 from spectrain.evaluation.answers import Answers, Clusters
 from spectrain.evaluation.blocks import rate_ratio
+from spectrain.evaluation.decisions import FEWEST_CONVERSATIONS
 from spectrain.evaluation.figures import one
 from spectrain.evaluation.samples import EVERYTHING, PLAIN
-from spectrain.evaluation.verdict import FEWEST_CONVERSATIONS
 
 OWN_TARGET = "its target was trained with it: another law than the original's"
 _TAKEN = ("tokens_per_second", "accepted_draft_tokens_per_second", "speedup", "tokens_per_round")

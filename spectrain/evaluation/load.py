@@ -1,63 +1,159 @@
-"""Speculation under load: what a verification costs at each batch size, and up to which batch it still pays.
+"""Speculation under load: what a verification costs at each batch size, and what speculation yields there.
 
 A target step that decodes few requests waits for its weights, so verifying k + 1 tokens costs little more than one;
-the more requests share a step, the nearer it comes to k + 1 times as much. Both are measured here, and the crossover.
+the more requests share a step, the nearer it comes to k + 1 times as much. Raw numbers are kept in ``load.jsonl``, a
+line for each batch size; an interrupted measurement goes on with the next size, and sizes may be added later.
 """
 
 from __future__ import annotations
 
+import json
+import os
 import random
 from collections.abc import Sequence
-from dataclasses import asdict
-from statistics import median
+from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import torch
 from tqdm import tqdm
 
-from spectrain.decoding import Generation, generate_batch
-from spectrain.evaluation.contenders import Contender
+from spectrain.attention import context as context_of
+from spectrain.data.conversations import Conversation
+from spectrain.decoding import Decoding, Generation
+from spectrain.errors import SpectrainError
+from spectrain.evaluation.contenders import AcceptanceConfig, Contender
+from spectrain.evaluation.load_config import LoadConfig
+from spectrain.evaluation.load_summary import summarise_load
 from spectrain.evaluation.samples import PLAIN
-from spectrain.evaluation.verdict import FEWEST_CONVERSATIONS
-from spectrain.evaluation.wording import interval, number
-from spectrain.evaluation.workbench import Prompt, Stopwatch, table
+from spectrain.evaluation.workbench import Prompt, Stopwatch, prompts_of
 from spectrain.exact.sampler import Sampler
-from spectrain.intervals import ratio_of_ratios_interval
-from spectrain.measures import pooled_rate
+from spectrain.files import json_digest, whole_lines, write_json
+from spectrain.identity import first_difference
 from spectrain.target import Target
 
 WARM_UP = 4  # tokens of every contender at every batch size that are thrown away
+TIMED_GROUPS = 2  # further batches of every size whose rounds are timed part by part; they count for the parts alone
+LOAD_FILE, LOAD_KEY = "load.jsonl", "load.json"
+
+
+@dataclass(frozen=True)
+class Load:
+    """What is decoded, and how: contenders (plain decoding first), prompts to draw batches from, settings."""
+
+    entries: Sequence[Contender]
+    prompts: Sequence[Prompt]
+    config: LoadConfig
+    max_new_tokens: int
+    seed: int
+    sampler: Sampler = field(default_factory=Sampler)
+
+    def rows(self) -> list[int]:
+        """Tokens of a request in one forward: a plain step, and every verification that a contender asks for."""
+        shapes = [entry.at(self.sampler).shape for entry in self.entries]
+        return sorted({1, *(shape.nodes + 1 for shape in shapes if shape is not None)})
+
+
+def load_block(target: Target, entries: Sequence[Contender], conversations: Sequence[Conversation],
+               config: AcceptanceConfig, folder: Path, identity: dict[str, Any], *,
+               progress: bool = True) -> dict[str, Any]:  # fmt: skip
+    """The document's ``load``: plain decoding of the target and every contender that keeps its law, with the first
+    sampler, on batches drawn from the chats that are measured. A target of a drafter's own would be another server."""
+    assert config.load is not None
+    prompts = prompts_of(target, conversations, config.conversations, config.max_new_tokens, config.seed)
+    lawful = [entry for entry in entries if entry.baseline == PLAIN and not entry.lossy]
+    load = Load(lawful, prompts, config.load, config.max_new_tokens, config.seed, config.samplers[0])
+    lines = measure_load(target, load, folder, identity, progress=progress)
+    return {
+        "sampler": load.sampler.describe(),
+        "groups": config.load.groups,
+        "repeats": config.load.repeats,
+        "max_new_tokens": config.max_new_tokens,
+        "prompt_tokens": sum(len(prompt.ids) for prompt in prompts) / len(prompts),
+        **summarise_load(lines),
+    }
+
+
+def measure_load(target: Target, load: Load, folder: Path, identity: dict[str, Any], *,
+                 progress: bool = True) -> list[dict[str, Any]]:  # fmt: skip
+    """A line for every batch size asked for, smallest first, also kept in ``folder/load.jsonl``.
+
+    ``identity`` names what is measured; a folder begun with another, or other settings, is an error.
+    """
+    check_context(target, load)
+    key = {
+        "load": load.config.model_dump(mode="json", exclude={"batch", "request_rates"}),
+        "contenders": [{**e.at(load.sampler).described(), "name": e.name} for e in load.entries],
+        "prompts": json_digest([[prompt.id, prompt.ids] for prompt in load.prompts]),
+        "sampler": load.sampler.describe(),
+        "max_new_tokens": load.max_new_tokens,
+        "seed": load.seed,
+        "dtype": str(target.dtype),
+        "threads": torch.get_num_threads(),
+        **identity,
+    }
+    sizes = sorted(set(load.config.batch))
+    lines = _resume(folder, key, sizes)
+    for size in sizes:
+        if size not in lines:
+            lines[size] = measure_batch(target, load, size, progress=progress)
+            with (folder / LOAD_FILE).open("a", encoding="utf-8") as out:
+                out.write(json.dumps(lines[size]) + "\n")
+                out.flush()
+                os.fsync(out.fileno())
+    return [lines[size] for size in sizes]
+
+
+def measure_batch(target: Target, load: Load, size: int, *, progress: bool = True) -> dict[str, Any]:
+    """Raw numbers of one batch size: ``verification`` forwards, ``parts`` of rounds, and decoded ``samples``."""
+    rng = random.Random(f"{load.seed}/{size}")
+    total = len(load.config.context) + (TIMED_GROUPS + load.config.groups) * len(load.entries)
+    with tqdm(total=total, desc=f"batch {size}", unit="run", disable=not progress) as bar:
+        verification = []
+        for context in sorted(set(load.config.context)):
+            verification += verification_seconds(target, size, load.rows(), context, load.config.repeats, load.seed)
+            bar.update()
+        for entry in load.entries:
+            _decode(target, load, entry, _draw(rng, load.prompts, size), limit=WARM_UP)
+        parts, samples = [], []
+        for group in range(TIMED_GROUPS + load.config.groups):
+            timed = group < TIMED_GROUPS
+            chosen, found = _draw(rng, load.prompts, size), {}
+            for entry in rng.sample(list(load.entries), len(load.entries)):
+                bar.set_postfix_str(entry.name)
+                found[entry.name] = _decode(target, load, entry, chosen, timed=timed)
+                bar.update()
+            for entry in load.entries:
+                if timed:
+                    parts.append(_parts(entry, found[entry.name]))
+                else:
+                    samples.append(_sample(load, entry, size, group - TIMED_GROUPS, chosen, found))
+    return {"batch": size, "verification": verification, "parts": parts, "samples": samples}
 
 
 # --- what a verification costs ------------------------------------------------------------------------------------
 
 
 @torch.inference_mode()
-def verification_costs(target: Target, batches: Sequence[int], lengths: Sequence[int], context: int, repeats: int,
-                       seed: int, *, progress: bool = True) -> list[dict[str, Any]]:  # fmt: skip
-    """For every batch size and draft length the median seconds of a verification forward, head included, behind
-    ``context`` cached tokens; and v, their ratio to a plain step of the same batch. Forwards take turns."""
-    found = []
-    rng = random.Random(seed)
-    generator = torch.Generator().manual_seed(seed)
-    for batch in tqdm(sorted(set(batches)), desc="verify", unit="batch", disable=not progress):
-        cache = target.new_cache()
-        target.forward(_ids(target, 1, context, generator), cache=cache)
-        cache.select([0] * batch)
-        seconds: dict[int, list[float]] = {rows: [] for rows in [1, *(k + 1 for k in sorted(set(lengths)))]}
-        for repeat in range(repeats + 1):
-            for rows in rng.sample(list(seconds), len(seconds)):
-                ids_BT = _ids(target, batch, rows, generator)
-                with Stopwatch(target.device) as watch:
-                    target.logits(target.forward(ids_BT, cache=cache).hidden_BTH)
-                cache.rollback(context)
-                if repeat:  # the first is the warm-up
-                    seconds[rows].append(watch.seconds)
-        step = median(seconds[1])
-        for rows, taken in seconds.items():
-            found.append({"batch": batch, "k": rows - 1, "rows": rows, "seconds": median(taken),
-                          "v": median(taken) / step})  # fmt: skip
-    return found
+def verification_seconds(target: Target, batch: int, rows: Sequence[int], context: int, repeats: int,
+                         seed: int) -> list[dict[str, Any]]:  # fmt: skip
+    """Seconds of every one of ``repeats`` forwards of ``rows`` tokens a request, head included, behind ``context``
+    cached tokens. Forwards take turns; the text is random tokens, which does not matter to the time."""
+    rng, generator = random.Random(seed), torch.Generator().manual_seed(seed)
+    cache = target.new_cache()
+    target.tap(())
+    target.forward(_ids(target, 1, context, generator), cache=cache)
+    cache.select([0] * batch)
+    seconds: dict[int, list[float]] = {count: [] for count in rows}
+    for repeat in range(repeats + 1):
+        for count in rng.sample(list(seconds), len(seconds)):
+            ids_BT = _ids(target, batch, count, generator)
+            with Stopwatch(target.device) as watch:
+                target.logits(target.forward(ids_BT, cache=cache).hidden_BTH)
+            cache.rollback(context)
+            if repeat:  # the first is the warm-up
+                seconds[count].append(watch.seconds)
+    return [{"context": context, "rows": count, "seconds": taken} for count, taken in seconds.items()]
 
 
 def _ids(target: Target, batch: int, count: int, generator: torch.Generator) -> torch.Tensor:
@@ -67,29 +163,13 @@ def _ids(target: Target, batch: int, count: int, generator: torch.Generator) -> 
 # --- what it yields -----------------------------------------------------------------------------------------------
 
 
-def measure(target: Target, entries: Sequence[Contender], prompts: Sequence[Prompt], batches: Sequence[int],
-            groups: int, max_new_tokens: int, seed: int, *, progress: bool = True) -> list[dict[str, Any]]:  # fmt: skip
-    """Samples of ``groups`` batches of every size, drawn from the prompts; contenders take turns on each."""
-    samples, rng = [], random.Random(seed)
-    sizes = sorted(set(batches))
-    with tqdm(total=len(sizes) * groups * len(entries), desc="decode", unit="batch", disable=not progress) as bar:
-        for size in sizes:
-            for entry in entries:
-                _decode(target, entry, _draw(rng, prompts, size), min(WARM_UP, max_new_tokens))
-            for group in range(groups):
-                chosen, found = _draw(rng, prompts, size), {}
-                for entry in rng.sample(list(entries), len(entries)):
-                    bar.set_postfix_str(f"{entry.name}, batch {size}")
-                    with Stopwatch(target.device) as watch:
-                        runs = _decode(target, entry, chosen, max_new_tokens)
-                    found[entry.name] = runs, watch.seconds
-                    bar.update()
-                plain = [run.tokens for run in found[PLAIN][0]]
-                for entry in entries:
-                    runs, seconds = found[entry.name]
-                    same = sum(run.tokens == tokens for run, tokens in zip(runs, plain, strict=True))
-                    samples.append({**_sample(entry, size, group, chosen, runs, seconds), "identical": same})
-    return samples
+@dataclass(frozen=True)
+class _Decoded:
+    """One answer to every prompt of a batch, and the seconds before and after the first token."""
+
+    runs: list[Generation]
+    prefill_s: float
+    decode_s: float
 
 
 def _draw(rng: random.Random, prompts: Sequence[Prompt], size: int) -> list[Prompt]:
@@ -98,15 +178,46 @@ def _draw(rng: random.Random, prompts: Sequence[Prompt], size: int) -> list[Prom
     return rng.sample(list(prompts), min(size, len(prompts))) + again
 
 
-def _decode(target: Target, entry: Contender, prompts: Sequence[Prompt], max_new_tokens: int) -> list[Generation]:
-    settings: dict[str, Any] = {"sampler": Sampler(), "max_new_tokens": max_new_tokens, "timed": False}
-    return generate_batch(target, entry.drafter, [prompt.ids for prompt in prompts], seeds=range(len(prompts)),
-                          shape=entry.shape, **settings)  # fmt: skip
+def _decode(target: Target, load: Load, entry: Contender, prompts: Sequence[Prompt], *, limit: int | None = None,
+            timed: bool = False) -> _Decoded:  # fmt: skip
+    budget = min(limit or load.max_new_tokens, load.max_new_tokens)
+    with Stopwatch(target.device) as first:
+        decoding = Decoding(target, entry.drafter, [prompt.ids for prompt in prompts], seeds=range(len(prompts)),
+                            shape=entry.at(load.sampler).shape, verification=entry.verification or "token",
+                            sampler=load.sampler, max_new_tokens=budget, timed=timed)  # fmt: skip
+        rounds = iter(decoding)
+        next(rounds)  # the prefill
+    with Stopwatch(target.device) as rest:
+        for _ in rounds:
+            pass
+    return _Decoded(decoding.results, first.seconds, rest.seconds)
 
 
-def _sample(entry: Contender, size: int, group: int, prompts: Sequence[Prompt], runs: Sequence[Generation],
-            seconds: float) -> dict[str, Any]:  # fmt: skip
+def _parts(entry: Contender, found: _Decoded) -> dict[str, Any]:
+    """Sums over the rounds in which the whole batch was running (over all, if an answer ended with its first token):
+    ``rounds``, the ``requests`` in them, seconds by part, ``proposed`` tokens, and ``rows``, the tokens a request in
+    the forward, which the longest proposal decides."""
+    lengths = [len(run.rounds) for run in found.runs]
+    rounds = [[run.rounds[i] for run in found.runs if len(run.rounds) > i] for i in range(min(lengths) or max(lengths))]
+    shared = [together[0] for together in rounds]  # a batch shares its seconds
+    draft, verify = (sum(getattr(r, part) for r in shared) for part in ("draft_s", "verify_s"))
+    return {
+        "contender": entry.name,
+        "rounds": len(rounds),
+        "requests": sum(map(len, rounds)),
+        "proposed": sum(r.proposed for together in rounds for r in together),
+        "rows": sum(1 + max(r.nodes for r in together) for together in rounds),
+        "draft_s": draft,
+        "verify_s": verify,
+        "overhead_s": sum(r.total_s for r in shared) - draft - verify,
+    }
+
+
+def _sample(load: Load, entry: Contender, size: int, group: int, prompts: Sequence[Prompt],
+            found: dict[str, _Decoded]) -> dict[str, Any]:  # fmt: skip
+    runs, plain = found[entry.name].runs, found[PLAIN].runs
     rounds = [len(run.rounds) for run in runs]
+    same = sum(run.tokens == other.tokens for run, other in zip(runs, plain, strict=True))
     return {
         "contender": entry.name,
         "drafter": entry.family,
@@ -115,95 +226,46 @@ def _sample(entry: Contender, size: int, group: int, prompts: Sequence[Prompt], 
         "group": group,
         "prompts": [prompt.id for prompt in prompts],
         "tokens": sum(len(run.tokens) for run in runs),
-        "seconds": seconds,
+        "seconds": found[entry.name].prefill_s + found[entry.name].decode_s,
+        "prefill_s": found[entry.name].prefill_s,
+        "decode_s": found[entry.name].decode_s,
         "rounds": sum(rounds),
+        "steps": max(rounds),
         "committed": sum(r.committed for run in runs for r in run.rounds),
         # Requests that have ended leave the batch: how many there were in a round, on average.
         "running": (sum(rounds) + size) / (max(rounds) + 1),
+        "identical": same if load.sampler.greedy else None,
     }
 
 
-def summarise(samples: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """``rows``, one for every contender and batch size, and ``crossovers``, one a drafter and draft length."""
-    names = list(dict.fromkeys(sample["contender"] for sample in samples))
-    rows = [
-        _row([s for s in samples if s["contender"] == name and s["batch"] == batch],
-             [s for s in samples if s["contender"] == PLAIN and s["batch"] == batch])
-        for name in names
-        for batch in sorted({sample["batch"] for sample in samples})
-    ]  # fmt: skip
-    crossovers = [crossover([row for row in rows if row["contender"] == name]) for name in names if name != PLAIN]
-    return {"rows": rows, "crossovers": crossovers}
+# --- going on -----------------------------------------------------------------------------------------------------
 
 
-def _row(own: Sequence[dict[str, Any]], plain: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    first = own[0]
-    own, plain = (sorted(side, key=lambda sample: sample["group"]) for side in (own, plain))
-    sums = [[sample[part] for sample in side] for side in (own, plain) for part in ("tokens", "seconds")]
-    rounds = sum(sample["rounds"] for sample in own)
-    speedup = asdict(ratio_of_ratios_interval(*sums)) if first["k"] else None
-    return {
-        **{name: first[name] for name in ("contender", "drafter", "k", "batch")},
-        "groups": len(own),
-        "tokens_per_second": pooled_rate(sums[0], sums[1], "tokens/s"),
-        "tokens_per_round": sum(sample["committed"] for sample in own) / rounds if rounds else None,
-        "running": sum(sample["running"] for sample in own) / len(own),
-        "identical": sum(sample["identical"] for sample in own),
-        "answers": len(own) * first["batch"],
-        "speedup": speedup,
-        "pays": speedup is not None and len(own) >= FEWEST_CONVERSATIONS and speedup["low"] > 1,
-    }
+def check_context(target: Target, load: Load) -> None:
+    """Refuse cached tokens that leave no room in the target's context for a verification."""
+    longest, room = max(load.config.context) + max(load.rows()), context_of(target.config)
+    if room is not None and longest > room:
+        raise SpectrainError(
+            f"--context {max(load.config.context)}: with {max(load.rows())} tokens to verify that is {longest}, but "
+            f"the target has a context of {room} tokens; lower --context"
+        )
 
 
-def crossover(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """The largest batch of a contender whose speedup has an interval above 1 (None: it has none), and a sentence."""
-    paying = [row for row in rows if row["pays"]]
-    last = max(paying, key=lambda row: row["batch"], default=None)
-    return {
-        **{name: rows[0][name] for name in ("contender", "drafter", "k")},
-        "largest_paying_batch": last["batch"] if last else None,
-        "sentence": _sentence(rows, last),
-    }
-
-
-def _sentence(rows: Sequence[dict[str, Any]], last: dict[str, Any] | None) -> str:
-    name = rows[0]["contender"]
-    if (groups := rows[0]["groups"]) < FEWEST_CONVERSATIONS:
-        return f"{name}: {groups} batches of each size are too few to tell, at least {FEWEST_CONVERSATIONS} are needed."
-    if last is None:
-        best = max(rows, key=lambda row: row["speedup"]["value"])
-        return f"{name} pays at no batch measured; at best {interval(best['speedup'])} times as fast, {_at(best)}."
-    beyond = [row for row in rows if row["batch"] > last["batch"]]
-    below = [row for row in rows if row["batch"] < last["batch"] and not row["pays"]]
-    ending = f"; {_at(beyond[0])} it no longer does ({interval(beyond[0]['speedup'])})" if beyond else ""
-    ending += f"; unclear {', '.join(map(_at, below))}" if below else ""
-    limit = "up to" if beyond else "at every batch measured, up to"
-    return f"{name} pays {limit} batch {last['batch']} ({interval(last['speedup'])} times as fast){ending}."
-
-
-def _at(row: dict[str, Any]) -> str:
-    return f"at batch {row['batch']}"
-
-
-def render(document: dict[str, Any]) -> str:
-    """The document as two Markdown tables and the crossovers as sentences."""
-    batches = sorted({row["batch"] for row in document["rows"]})
-    costs, rows = document["verification"], document["rows"]
-    lengths = sorted({cost["k"] for cost in costs})
-
-    def v(k: int) -> list[str]:
-        own = {cost["batch"]: cost for cost in costs if cost["k"] == k}
-        first = "plain step, ms" if k == 0 else f"v at k={k}"
-        return [first, *(number(own[b]["seconds"] * 1e3, 1) if k == 0 else number(own[b]["v"]) for b in batches)]
-
-    def speed(name: str) -> list[str]:
-        own = {row["batch"]: row for row in rows if row["contender"] == name}
-        cells = [number(own[b]["tokens_per_second"], 1) for b in batches]
-        return [name, *(c + (f" {own[b]['speedup']['value']:.2f}×" if own[b]["speedup"] else "")
-                        for c, b in zip(cells, batches, strict=True))]  # fmt: skip
-
-    heads = [f"batch {batch}" for batch in batches]
-    names = list(dict.fromkeys(row["contender"] for row in rows))
-    parts = [table(["verification", *heads], [v(k) for k in lengths]),
-             table(["tokens/s", *heads], [speed(name) for name in names])]  # fmt: skip
-    return "\n\n".join([*parts, "\n".join(entry["sentence"] for entry in document["crossovers"])])
+def _resume(folder: Path, key: dict[str, Any], sizes: Sequence[int]) -> dict[int, dict[str, Any]]:
+    """Lines by batch size of an earlier measurement with the same key."""
+    folder.mkdir(parents=True, exist_ok=True)
+    file, sidecar = folder / LOAD_FILE, folder / LOAD_KEY
+    if not file.exists():
+        write_json(sidecar, key)
+        file.touch()
+        return {}
+    found = json.loads(sidecar.read_text(encoding="utf-8")) if sidecar.exists() else {}
+    lines = {line["batch"]: line for line in map(json.loads, whole_lines(file))}
+    key = json.loads(json.dumps(key))
+    finished = all(size in lines for size in sizes)  # nothing more is timed, so this process's threads do not matter
+    if found != key and not (finished and {**found, "threads": key["threads"]} == key):
+        raise SpectrainError(
+            f"{file} was measured with other settings, its own against these: {first_difference(found, key)}; "
+            "delete it to measure again, or choose another output"
+        )
+    return lines

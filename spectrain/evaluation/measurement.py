@@ -70,7 +70,7 @@ def measure(target: Target, drafters: dict[str, Drafter], conversations: Sequenc
     chosen, state, running = in_order(conversations, config), processes(), Running(config.stop_at)
     prompts = {c.id: prompt_ids(target, c, config.max_new_tokens) for c in chosen}
     key = {
-        "config": config.model_dump(mode="json"),
+        "config": config.model_dump(mode="json", exclude={"load"}),  # batches have lines of their own
         "traffic": conversations_digest(chosen),
         "prompt_ids": json_digest(prompts),  # the template's and the tokenizer's part in them
         "eos_ids": list(target.eos_ids),

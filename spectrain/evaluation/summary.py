@@ -9,17 +9,20 @@ plain decoding resample the same conversations on both sides.
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from spectrain.errors import SpectrainError
 from spectrain.evaluation.answers import Answers, gather
 from spectrain.evaluation.bands import by_band
-from spectrain.evaluation.blocks import number_block
+from spectrain.evaluation.blocks import decode_speedup, number_block
 from spectrain.evaluation.consistency import check_contender
+from spectrain.evaluation.cost_model import cost_model
 from spectrain.evaluation.costs import add_predictions_from_siblings
+from spectrain.evaluation.decisions import adjusted_confidence, resamples_at
 from spectrain.evaluation.document import SCHEMA, check_document
-from spectrain.evaluation.figures import STATISTICS
+from spectrain.evaluation.figures import STATISTICS, one
 from spectrain.evaluation.goodness import distribution_block
 from spectrain.evaluation.leaderboard import leaderboard
 from spectrain.evaluation.samples import PLAIN, kind_and_parents
@@ -36,6 +39,7 @@ CONTEXT = {
 }
 SECTIONS: dict[str, Any] = {"teacher_forced": list, "calibration": list, "draft_vocabulary": list, "drift": dict}
 """What a context may bring along that the document has beside it."""
+ELSEWHERE = (*SECTIONS, "load", "request_rates")
 
 
 def summarise(samples: Iterable[Mapping[str, Any]], *, context: Mapping[str, Any]) -> dict[str, Any]:
@@ -49,11 +53,13 @@ def summarise(samples: Iterable[Mapping[str, Any]], *, context: Mapping[str, Any
             other JSON value, optionally ``teacher_forced``: a list of
             {temperature, kind, depth, alpha, interval, positions, conversations}, ``calibration`` and
             ``draft_vocabulary``, ``drafters``, which asks for a leaderboard: what is known of each (see
-            ``leaderboard``), ``memory``: bytes of weights, ``target`` and by drafter, and ``drift`` (see
-            ``evaluation/drift.py``): by drafter.
+            ``leaderboard``), ``memory``: bytes of weights, ``target`` and by drafter, ``drift`` (see
+            ``evaluation/drift.py``): by drafter, ``load`` (see ``evaluation/load_summary.py``), with its ``sampler``,
+            and ``request_rates``.
 
     Returns:
-        A JSON object: ``schema``, ``context``, ``statistics``, the sections of the context, ``samplers``.
+        A JSON object: ``schema``, ``context``, ``statistics``, the sections of the context, ``samplers``, ``load``
+        (null when no batches were measured) and ``cost_model``.
 
     Raises:
         SpectrainError: malformed samples, missing context, or numbers that contradict one another: rounds
@@ -63,10 +69,12 @@ def summarise(samples: Iterable[Mapping[str, Any]], *, context: Mapping[str, Any
     samplers = [_sampler_block(sampler, group, context) for sampler, group in gather(samples)]
     document = {
         "schema": SCHEMA,
-        "context": {key: copy.deepcopy(value) for key, value in context.items() if key not in SECTIONS},
+        "context": {key: copy.deepcopy(value) for key, value in context.items() if key not in ELSEWHERE},
         "statistics": _statistics(samplers),
         **{key: copy.deepcopy(kind(context.get(key) or ())) for key, kind in SECTIONS.items()},
         "samplers": samplers,
+        "load": copy.deepcopy(context.get("load")),
+        "cost_model": cost_model(samplers, context.get("load"), context.get("request_rates") or ()),
     }
     check_document(document)
     return document
@@ -88,8 +96,8 @@ def _statistics(samplers: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         for block in samplers
     ]
     comparisons = max(candidates)
-    error = (1 - STATISTICS["confidence"]) / max(comparisons, 1)
-    return {**STATISTICS, "method": METHOD, "comparisons": comparisons, "adjusted_confidence": 1 - error}
+    adjusted = adjusted_confidence(comparisons)
+    return {**STATISTICS, "method": METHOD, "comparisons": comparisons, "adjusted_confidence": adjusted}
 
 
 def _sampler_block(sampler: dict[str, Any], group: list[Answers], context: Mapping[str, Any]) -> dict[str, Any]:
@@ -108,6 +116,15 @@ def _sampler_block(sampler: dict[str, Any], group: list[Answers], context: Mappi
         if described.greedy and answers.first.shape is not None
     ]
     drafting = [c for c in contenders if c["shape"] is not None]
+    load = context.get("load")
+    load = load if load and load["sampler"] == described.describe() else None
+
+    def speedup_at(kind: str | None, name: str, confidence: float) -> dict[str, Any]:
+        """The interval of a contender's decode speedup on conversations of a kind, or of all kinds."""
+        sides = (by_name[name], by_name[by_name[name].first.baseline])
+        own, base = (answers.clusters(answers.of_kind(kind)) for answers in sides)
+        return one(decode_speedup(own, base), confidence=confidence, resamples=resamples_at(confidence))
+
     inexact = {block["contender"] for block in exactness if block["unexplained"] and not block["lossy"]}
     return {
         "name": described.describe(),
@@ -121,9 +138,9 @@ def _sampler_block(sampler: dict[str, Any], group: list[Answers], context: Mappi
             leaderboard(group, contenders, inexact, described.describe(), context) if context.get("drafters") else None
         ),
         "verdict": {
-            **_verdicts([c for c in drafting if c["baseline"] == PLAIN], kinds, inexact),
+            **_verdicts([c for c in drafting if c["baseline"] == PLAIN], kinds, inexact, speedup_at, load),
             "by_drafter": {
-                drafter: _verdicts([c for c in contenders if c["drafter"] == drafter], kinds, inexact)
+                drafter: _verdicts([c for c in drafting if c["drafter"] == drafter], kinds, inexact, speedup_at, load)
                 for drafter in dict.fromkeys(c["drafter"] for c in drafting)
             },
         },
@@ -140,12 +157,17 @@ def _distribution(group: Sequence[Answers]) -> list[dict[str, Any]] | None:
     )
 
 
-def _verdicts(contenders: Sequence[dict[str, Any]], kinds: Sequence[str], inexact: set[str]) -> dict[str, Any]:
-    """Verdicts of these contenders over all conversations, and over those of each kind."""
-    return {
-        "overall": verdict_block([(c, c["pooled"]) for c in contenders], inexact),
-        "by_kind": {kind: verdict_block([(c, c["by_kind"][kind]) for c in contenders], inexact) for kind in kinds},
+def _verdicts(contenders: Sequence[dict[str, Any]], kinds: Sequence[str], inexact: set[str],
+              speedup_at: Callable[[str | None, str, float], dict[str, Any]],
+              load: Mapping[str, Any] | None) -> dict[str, Any]:  # fmt: skip
+    """Verdicts of these contenders over all conversations, and over those of each kind. Batches are drawn from all
+    kinds, so they say nothing of one."""
+    by_kind = {
+        kind: verdict_block([(c, c["by_kind"][kind]) for c in contenders], inexact, partial(speedup_at, kind))
+        for kind in kinds
     }
+    overall = verdict_block([(c, c["pooled"]) for c in contenders], inexact, partial(speedup_at, None), load)
+    return {"overall": overall, "by_kind": by_kind}
 
 
 def _contender_block(own: Answers, plain: Answers, kinds: Sequence[str], context: Mapping[str, Any]) -> dict[str, Any]:

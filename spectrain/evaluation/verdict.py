@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from spectrain.evaluation.answers import Answers
+from spectrain.evaluation.changes import would_change
+from spectrain.evaluation.decisions import Rival, decide
 
-# With n conversations that are all faster, chance alone does this with probability 2^-n: below 6 that
-# exceeds the 2.5% each side of a 95% interval, however narrow the bootstrap, which knows no other, makes it.
-FEWEST_CONVERSATIONS = 6
+Block = dict[str, Any]
 
 # Largest gap between the logits of two tokens that rounding alone may swap when a block of tokens is
 # computed at once instead of one by one. Beyond it, the decoder has changed the target's output.
@@ -44,75 +43,88 @@ def exactness_block(answers: Answers, dtype: str) -> dict[str, Any]:
     }
 
 
-def verdict_block(candidates: Sequence[tuple[dict[str, Any], dict[str, Any]]], inexact: set[str]) -> dict[str, Any]:
+def verdict_block(
+    candidates: Sequence[tuple[Block, Block]],
+    inexact: set[str],
+    speedup_at: Callable[[str, float], Block],
+    load: Mapping[str, Any] | None = None,
+) -> Block:
     """On when the interval of the best contender's decode speedup lies above 1, otherwise off, and why.
 
     Args:
         candidates: (contender block, its numbers for the conversations in question), without plain.
         inexact: names of contenders whose greedy output differs from plain decoding's by more than
             rounding; they are never on.
+        speedup_at: name and confidence → the interval of its decode speedup at that confidence.
+        load: the document's ``load``, where these contenders were measured in batches with the same sampler.
 
     Returns:
-        ``decision``, ``contender`` and ``k`` (null and 0 when off; ``k`` is null for a tree), ``reason``, ``best`` (the
-        fastest exact contender whatever the decision, null without one) and ``conversations_needed`` (a rough
-        number, when only more conversations could decide). Lossy contenders are no candidates.
+        ``decision``, ``contender`` and ``k`` (null and 0 when off; ``k`` is null for a tree), ``reason``, ``best``
+        (what is on or, when nothing is, the fastest exact contender; null without one), ``comparisons`` and
+        ``adjusted`` (how many there were to choose among, and the interval of the best at the confidence that this asks
+        for), ``up_to_batch`` (see the function), ``would_change`` (see ``changes``) and ``conversations_needed`` (a
+        rough number, when only more conversations could decide). Lossy contenders are no candidates.
     """
     lawful = [pair for pair in candidates if not pair[0]["lossy"]]
-    exact = [pair for pair in lawful if pair[0]["contender"] not in inexact]
+    exact = {pair[0]["contender"]: pair for pair in lawful if pair[0]["contender"] not in inexact}
     if not exact:
         named = ", ".join(pair[0]["contender"] for pair in lawful)
         reason = "every contender is lossy" if candidates else "no drafter was measured"
-        return _off(f"not exact: {named} changes the greedy output" if lawful else reason, None)
-    contender, numbers = max(exact, key=lambda pair: pair[1]["speedup"]["decode"]["value"])
-    best = {
-        "contender": contender["contender"],
-        "drafter": contender["drafter"],
-        "k": contender["k"],
-        "depth": contender["depth"],
-        "nodes": contender["nodes"],
-        "verification": contender["verification"],
+        change = "greedy output equal to plain decoding's" if lawful else "a drafter whose rule keeps the target's law"
+        return {
+            "decision": "off",
+            "contender": None,
+            "k": 0,
+            "reason": f"not exact: {named} changes the greedy output" if lawful else reason,
+            "best": None,
+            "comparisons": 0,
+            "adjusted": None,
+            "up_to_batch": None,
+            "would_change": change,
+            "conversations_needed": None,
+        }
+    count = next(iter(exact.values()))[1]["conversations"]
+    decided = decide([_rival(*pair, speedup_at) for pair in exact.values()], count)
+    contender, numbers = exact[decided.rival.name]
+    best = _best(contender, numbers)
+    found = {
+        "decision": decided.decision,
+        "contender": best["contender"] if decided.on else None,
+        "k": best["k"] if decided.on else 0,
+        "reason": decided.reason,
+        "best": best,
+        "comparisons": len(exact),
+        "adjusted": decided.adjusted,
+        "up_to_batch": up_to_batch(load, best["contender"]) if load and decided.on else None,
+        "conversations_needed": decided.needed,
+    }
+    return {**found, "would_change": would_change(found, numbers, load)}
+
+
+def _rival(contender: Block, numbers: Block, speedup_at: Callable[[str, float], Block]) -> Rival:
+    name = contender["contender"]
+    return Rival(name, numbers["speedup"]["decode"], lambda confidence: speedup_at(name, confidence))
+
+
+def _best(contender: Block, numbers: Block) -> Block:
+    return {
+        **{name: contender[name] for name in ("contender", "drafter", "k", "depth", "nodes", "verification")},
         "conversations": numbers["conversations"],
         "tokens_per_round": numbers["tokens_per_round"],
         "decode_speedup": numbers["speedup"]["decode"],
         "total_speedup": numbers["speedup"]["total"],
     }
-    speedup, count = best["decode_speedup"], numbers["conversations"]
-    if count < FEWEST_CONVERSATIONS:
-        return _off(f"too few conversations: {count}, at least {FEWEST_CONVERSATIONS} are needed", best)
-    if speedup["low"] > 1:
-        return {
-            "decision": "on",
-            "contender": best["contender"],
-            "k": best["k"],
-            "reason": "the interval lies above 1",
-            "best": best,
-            "conversations_needed": None,
-        }
-    if speedup["high"] < 1:
-        return _off("slower than plain decoding", best)
-    needed = conversations_needed(speedup, count)
-    rough = f"; roughly {needed} conversations would settle a gain of this size" if needed else ""
-    return _off(f"the interval includes 1{rough}", best, needed)
 
 
-def conversations_needed(speedup: dict[str, float], conversations: int) -> int | None:
-    """Conversations at which the interval, narrowing as 1/√n, would leave 1 out if the speedup stays.
+def up_to_batch(load: Mapping[str, Any], contender: str) -> int | None:
+    """The largest batch at which a contender was measured to pay, without one below at which it is certainly slower.
 
-    ``None`` when the speedup is not above 1 (more conversations cannot turn it on), or is so close to 1 that
-    the number would mean nothing (beyond 100 times as many).
+    1 when no batch pays: the verdict itself is about single requests. None when it was not measured in batches.
     """
-    if speedup["value"] <= 1:
-        return None
-    factor = (math.log(speedup["value"] / speedup["low"]) / math.log(speedup["value"])) ** 2
-    return math.ceil(conversations * factor) if factor <= 100 else None
-
-
-def _off(reason: str, best: dict[str, Any] | None, needed: int | None = None) -> dict[str, Any]:
-    return {
-        "decision": "off",
-        "contender": None,
-        "k": 0,
-        "reason": reason,
-        "best": best,
-        "conversations_needed": needed,
-    }
+    rows = sorted((row for row in load["rows"] if row["contender"] == contender), key=lambda row: row["batch"])
+    largest = 1
+    for row in rows:
+        if row["speedup"]["high"] < 1:
+            break
+        largest = row["batch"] if row["pays"] else largest
+    return largest if rows else None

@@ -77,14 +77,64 @@ def best_k(survival: Sequence[float], c: float, v: float | Sequence[float] = 1.0
 
 def break_even_alpha(k: int, c: float, v: float | Sequence[float] = 1.0) -> float | None:
     """The lowest α at which k independent proposals pay for themselves; None when not even α = 1 does."""
-    needed = break_even_tokens(k, c, v)
-    if needed > k + 1:
+    return alpha_for_tokens(max(break_even_tokens(k, c, v), 1.0), k)
+
+
+def break_even_cost(tokens_per_round: float, k: int, v: float | Sequence[float] = 1.0) -> float | None:
+    """The draft cost c, in target steps a token, above which these rounds no longer pay; None when none is low enough,
+    for verification alone costs more than the tokens are worth."""
+    if k < 1:
+        raise SpectrainError(f"k: found {k!r}, expected a draft length of at least 1")
+    spare = tokens_per_round - _verification(v, k)
+    return spare / k if spare >= 0 else None
+
+
+def alpha_for_tokens(tokens_per_round: float, k: int) -> float | None:
+    """The α of k independent proposals that yields so many tokens a round; None when not even α = 1 does.
+
+    What a published number of tokens per round implies, if all positions accept alike.
+    """
+    if not tokens_per_round >= 1:
+        raise SpectrainError(f"tokens per round: found {tokens_per_round!r}, expected at least 1: a round commits one")
+    if tokens_per_round > (k + 1) * (1 + 1e-12):  # of a perfect drafter, rounding may make a little more
         return None
+    if tokens_per_round == 1:
+        return 0.0
     low, high = 0.0, 1.0
     for _ in range(60):  # expected_tokens rises with α: bisection to the last bit
         middle = (low + high) / 2
-        low, high = (low, middle) if expected_tokens(middle, k) >= needed else (middle, high)
-    return high if expected_tokens(0.0, k) < needed else 0.0
+        low, high = (low, middle) if expected_tokens(middle, k) >= tokens_per_round else (middle, high)
+    return high
+
+
+@dataclass(frozen=True)
+class Length:
+    """What a draft length yields and costs, and where it would break even (see `break_even_alpha` and `_cost`)."""
+
+    k: int
+    tokens_per_round: float
+    round_cost: float
+    speedup: float
+    break_even_alpha: float | None
+    break_even_c: float | None
+
+
+def by_length(survival: Sequence[float], c: float, v: float | Sequence[float] = 1.0) -> list[Length]:
+    """Every draft length 1..len(survival), with the first values of the same survival curve."""
+    rows = []
+    for k in range(1, len(survival) + 1):
+        tokens, cost = expected_tokens_from_survival(survival[:k]), break_even_tokens(k, c, v)
+        rows.append(Length(k, tokens, cost, tokens / cost, break_even_alpha(k, c, v), break_even_cost(tokens, k, v)))
+    return rows
+
+
+def interpolate(points: Sequence[tuple[float, float]], x: float) -> float:
+    """A measured cost between the points where it was measured, (x, cost): linear between them, flat beyond."""
+    below = max((p for p in points if p[0] <= x), default=min(points))
+    above = min((p for p in points if p[0] >= x), default=max(points))
+    if above[0] == below[0]:
+        return below[1]
+    return below[1] + (above[1] - below[1]) * (x - below[0]) / (above[0] - below[0])
 
 
 def _verification(v: float | Sequence[float], k: int) -> float:

@@ -3,18 +3,24 @@
 from __future__ import annotations
 
 import io
+import json
 import random
+import shutil
 
 import pytest
 
 from spectrain.drafters.ngram import NgramConfig, NgramDrafter
+from spectrain.errors import SpectrainError
 from spectrain.evaluation import load
 from spectrain.evaluation.contenders import contenders
-from spectrain.evaluation.load import crossover, measure, render, summarise, verification_costs
+from spectrain.evaluation.load import Load, measure_batch, measure_load, verification_seconds
+from spectrain.evaluation.load_config import LoadConfig
 from spectrain.evaluation.load_picture import draw_load
+from spectrain.evaluation.load_summary import crossover, render, summarise, summarise_load
 from spectrain.evaluation.workbench import Prompt
 
 PROMPTS = [Prompt(f"p{i}", "all", [3, 4, 5, 3, 4, 5][: 3 + i % 3]) for i in range(4)]
+CONFIG = LoadConfig(batch=(2, 1, 2), context=(4, 8), groups=3, repeats=2)
 
 
 @pytest.fixture(scope="module")
@@ -28,14 +34,25 @@ def entries():
 
 
 @pytest.fixture(scope="module")
-def samples(target, entries):
-    return measure(target, entries, PROMPTS, (2, 1, 2), 3, 12, 0, progress=False)
+def settings(entries):
+    return Load(entries, PROMPTS, CONFIG, 12, 0)
+
+
+@pytest.fixture(scope="module")
+def measured(target, settings, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("load")
+    return measure_load(target, settings, folder, {"weights": "w"}, progress=False), folder
+
+
+@pytest.fixture(scope="module")
+def samples(measured):
+    return [sample for line in measured[0] for sample in line["samples"]]
 
 
 # --- what a verification costs ------------------------------------------------------------------------------------
 
 
-def test_verification_is_timed_for_every_batch_and_length(target, monkeypatch):
+def test_verification_is_timed_for_every_length_in_turn(target, monkeypatch):
     seen = []
     forward = target.forward
 
@@ -44,16 +61,87 @@ def test_verification_is_timed_for_every_batch_and_length(target, monkeypatch):
         return forward(ids, cache=cache, layout=layout)
 
     monkeypatch.setattr(target, "forward", spy)
-    costs = verification_costs(target, (1, 3), (1, 3, 3), 10, 2, 0, progress=False)
-    assert [(cost["batch"], cost["k"], cost["rows"]) for cost in costs] == [
-        (batch, k, k + 1) for batch in (1, 3) for k in (0, 1, 3)
-    ]
-    assert all(cost["v"] == 1.0 for cost in costs if cost["k"] == 0)
-    assert all(cost["seconds"] > 0 and cost["v"] > 0 for cost in costs)
+    costs = verification_seconds(target, 3, [1, 2, 4], 10, 2, 0)
+    assert [(cost["context"], cost["rows"], len(cost["seconds"])) for cost in costs] == [(10, r, 2) for r in (1, 2, 4)]
     forwards = [call for call in seen if call[1] != 10]
-    # A warm-up and two repeats of three forwards for each batch, all behind the same ten tokens.
-    assert len(forwards) == 2 * 3 * 3
-    assert all(lengths == (10,) * batch for batch, _, lengths in forwards)
+    # A warm-up and two repeats of three forwards, all behind the same ten tokens.
+    assert len(forwards) == 3 * 3
+    assert all(lengths == (10,) * 3 and batch == 3 for batch, _, lengths in forwards)
+
+
+def test_costs_are_told_by_batch_context_and_length(measured):
+    found = summarise_load(measured[0])
+    assert (found["batches"], found["context_tokens"]) == ([1, 2], [4, 8])
+    assert [(row["batch"], row["context"], row["k"]) for row in found["verification"]] == [
+        (batch, context, k) for batch in (1, 2) for context in (4, 8) for k in (0, 1, 3)
+    ]
+    assert all(row["v"] == 1.0 for row in found["verification"] if row["k"] == 0)
+    assert all(row["seconds"] > 0 for row in found["verification"])
+
+
+def test_the_line_nearest_to_the_forwards_is_found():
+    def line(seconds):
+        costs = [{"context": 9, "rows": rows, "seconds": [taken]} for rows, taken in seconds]
+        return {"batch": 2, "verification": costs, "parts": [], "samples": made({2: 1.5})}
+
+    (straight,) = summarise_load([line([(1, 0.012), (3, 0.016), (6, 0.022)])])["lines"]
+    assert straight["floor_s"] == pytest.approx(0.010)
+    assert straight["seconds_per_row"] == pytest.approx(0.002)
+    assert straight["largest_residual"] == pytest.approx(0, abs=1e-12)
+    (bent,) = summarise_load([line([(1, 0.012), (3, 0.020), (6, 0.022)])])["lines"]
+    assert bent["largest_residual"] > 0.05
+
+
+def test_rounds_consist_of_drafting_verification_and_the_rest(measured):
+    rows = summarise_load(measured[0])["drafting"]
+    assert [(row["batch"], row["contender"]) for row in rows] == [
+        (batch, name) for batch in (1, 2) for name in ("plain", "ngram k=1", "ngram k=3")
+    ]
+    for row in rows:
+        assert 0 < row["running"] <= row["batch"]
+        assert row["verify_s"] > 0
+        assert (row["c"] is None) == (row["proposed"] == 0)
+        assert 1 <= row["rows"] <= 4
+    assert all(row["rows"] == 1 and row["proposed"] == 0 for row in rows if row["contender"] == "plain")
+
+
+# --- going on -----------------------------------------------------------------------------------------------------
+
+
+def test_an_interrupted_measurement_goes_on_with_the_next_size(target, settings, measured, monkeypatch, tmp_path):
+    lines, folder = measured
+    shutil.copytree(folder, tmp_path / "again")
+    file = tmp_path / "again" / "load.jsonl"
+    whole = file.read_bytes()
+    file.write_bytes(whole[:-40])  # the second size was cut off while it was written
+    sizes = []
+    monkeypatch.setattr(load, "measure_batch", lambda *a, **k: sizes.append(a[2]) or measure_batch(*a, **k))
+    again = measure_load(target, settings, tmp_path / "again", {"weights": "w"}, progress=False)
+    assert sizes == [2]
+    assert again[0] == lines[0]
+    tokens = [[(s["contender"], s["prompts"], s["tokens"]) for s in line["samples"]] for line in (again[1], lines[1])]
+    assert tokens[0] == tokens[1]
+    assert len(file.read_text().splitlines()) == 2
+    assert measure_load(target, settings, tmp_path / "again", {"weights": "w"}, progress=False) == again
+    assert sizes == [2]
+
+
+def test_a_folder_of_another_target_is_refused(target, settings, measured):
+    with pytest.raises(SpectrainError, match=r"load\.jsonl was measured with other settings.*weights"):
+        measure_load(target, settings, measured[1], {"weights": "x"}, progress=False)
+
+
+def test_a_context_that_leaves_no_room_is_refused_before_anything_is_written(target, entries, tmp_path):
+    config = LoadConfig(batch=(1,), context=(100_000,))
+    with pytest.raises(SpectrainError, match="--context 100000: with 4 tokens to verify"):
+        measure_load(target, Load(entries, PROMPTS, config, 4, 0), tmp_path / "x", {}, progress=False)
+    assert not (tmp_path / "x").exists()
+
+
+def test_raw_numbers_are_kept(measured):
+    lines, folder = measured
+    assert [json.loads(line) for line in (folder / "load.jsonl").read_text().splitlines()] == lines
+    assert all(len(cost["seconds"]) == 2 for line in lines for cost in line["verification"])
 
 
 # --- what it yields -----------------------------------------------------------------------------------------------
@@ -69,16 +157,19 @@ def test_every_contender_answers_the_same_batches(samples):
             assert len(own[0]["prompts"]) == batch
             assert len({s["tokens"] for s in own}) == 1
             assert all(s["identical"] == batch and 0 < s["running"] <= batch for s in own)
+            assert all(s["seconds"] == s["prefill_s"] + s["decode_s"] for s in own)
 
 
-def test_requests_that_end_leave_the_batch(target, entries):
+def test_requests_that_end_leave_the_batch(settings, entries):
     class Run:
         def __init__(self, tokens, rounds):
             self.tokens, self.rounds = tokens, [type("R", (), {"committed": 1})] * rounds
 
-    found = load._sample(entries[0], 2, 0, PROMPTS[:2], [Run([1] * 4, 3), Run([1] * 8, 7)], 2.0)
+    runs = load._Decoded([Run([1] * 4, 3), Run([1] * 8, 7)], 0.5, 1.5)
+    found = load._sample(settings, entries[0], 2, 0, PROMPTS[:2], {"plain": runs})
     assert found["running"] == (4 + 8) / 8  # two for four rounds, prefill counted, then one
-    assert (found["tokens"], found["rounds"], found["committed"]) == (12, 10, 10)
+    assert (found["tokens"], found["rounds"], found["steps"], found["committed"]) == (12, 10, 7, 10)
+    assert (found["seconds"], found["decode_s"]) == (2.0, 1.5)
 
 
 def test_batches_are_drawn_without_repetition_while_prompts_last():
@@ -111,10 +202,13 @@ def made(speedups, *, groups=6):
     for batch, speedup in speedups.items():
         for group in range(groups):
             base = {"batch": batch, "group": group, "prompts": ["p"] * batch, "tokens": 10 * batch, "rounds": 5 * batch,
-                    "committed": 9 * batch, "running": batch, "identical": batch}  # fmt: skip
-            found.append({**base, "contender": "plain", "drafter": "plain", "k": 0, "seconds": 1.0 + group})
+                    "steps": 5, "committed": 9 * batch, "running": batch, "identical": batch,
+                    "prefill_s": 0.0}  # fmt: skip
+            found.append({**base, "contender": "plain", "drafter": "plain", "k": 0, "seconds": 1.0 + group,
+                          "decode_s": 1.0 + group})  # fmt: skip
             seconds = (1.0 + group) / speedup
-            found.append({**base, "contender": "x k=3", "drafter": "x", "k": 3, "seconds": seconds})
+            found.append({**base, "contender": "x k=3", "drafter": "x", "k": 3, "seconds": seconds,
+                          "decode_s": seconds})  # fmt: skip
     return found
 
 

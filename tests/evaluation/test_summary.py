@@ -7,10 +7,10 @@ import random
 import pytest
 
 from spectrain.errors import SpectrainError
+from spectrain.evaluation.decisions import conversations_needed
 from spectrain.evaluation.document import check_document
 from spectrain.evaluation.samples import is_of, kind_and_parents, parse_sample
 from spectrain.evaluation.summary import summarise
-from spectrain.evaluation.verdict import conversations_needed
 from spectrain.exact.block_law import block_round
 from spectrain.exact.cost import expected_tokens
 from spectrain.exact.proof import random_laws
@@ -208,12 +208,12 @@ def test_interval_that_includes_one_is_off(simulator):
     assert verdict["reason"].startswith("the interval includes 1")
 
 
-@pytest.mark.parametrize("count", [1, 5])
+@pytest.mark.parametrize("count", [1, 6])
 def test_too_few_conversations_are_off(simulator, count):
     samples = simulator.samples({"desk": {"eagle3": 0.9}}, conversations=count)
     verdict = summarise(samples, context=simulator.context)["samplers"][0]["verdict"]["overall"]
     assert verdict["decision"] == "off"
-    assert verdict["reason"] == f"too few conversations: {count}, at least 6 are needed"
+    assert verdict["reason"] == f"too few conversations: {count}, at least 7 are needed to choose among 2"
     assert verdict["best"]["decode_speedup"]["value"] > 1
 
 

@@ -3,12 +3,16 @@ import pytest
 from spectrain.errors import SpectrainError
 from spectrain.exact.cost import (
     Choice,
+    alpha_for_tokens,
     best_k,
     break_even_alpha,
+    break_even_cost,
     break_even_tokens,
+    by_length,
     expected_tokens,
     expected_tokens_from_survival,
     geometric_survival,
+    interpolate,
     speedup,
 )
 
@@ -61,6 +65,40 @@ def test_break_even_alpha_at_the_ends():
     assert break_even_alpha(1, 0.3) == pytest.approx(0.3)  # one proposal pays when α exceeds its cost
     assert break_even_alpha(4, 0.0) == 0.0
     assert break_even_alpha(2, 1.5) is None
+
+
+@pytest.mark.parametrize(("alpha", "k"), [(0.0, 3), (0.3, 1), (0.7, 5), (1.0, 4)])
+def test_tokens_imply_the_alpha_they_came_from(alpha, k):
+    assert alpha_for_tokens(expected_tokens(alpha, k), k) == pytest.approx(alpha, abs=1e-12)
+
+
+def test_tokens_that_no_alpha_yields():
+    assert alpha_for_tokens(5.1, 4) is None
+    assert alpha_for_tokens(5.0 + 1e-14, 4) == 1.0
+    with pytest.raises(SpectrainError, match=r"tokens per round: found 0\.9"):
+        alpha_for_tokens(0.9, 4)
+
+
+def test_break_even_cost_is_where_the_speedup_is_one():
+    c = break_even_cost(2.4, 3, 1.5)
+    assert c == pytest.approx(0.3)
+    assert speedup(2.4, 3, c, 1.5) == pytest.approx(1)
+    assert break_even_cost(1.4, 3, 1.5) is None  # verification alone costs more
+    with pytest.raises(SpectrainError, match="k: found 0"):
+        break_even_cost(1.4, 0)
+
+
+def test_a_table_of_every_length():
+    rows = by_length([0.8, 0.6, 0.5], 0.1, [1.0, 1.2, 1.4, 1.3])
+    assert [row.k for row in rows] == [1, 2, 3]
+    assert [row.speedup for row in rows] == pytest.approx([1.8 / 1.3, 2.4 / 1.6, 2.9 / 1.6])
+    assert rows[0].break_even_alpha == pytest.approx(0.3)
+    assert rows[2].break_even_c == pytest.approx(1.6 / 3)
+
+
+def test_costs_lie_between_those_measured():
+    points = [(4.0, 2.0), (1.0, 1.0), (8.0, 6.0)]
+    assert [interpolate(points, x) for x in (0, 1, 2.5, 4, 6, 8, 99)] == pytest.approx([1, 1, 1.5, 2, 4, 6, 6])
 
 
 def test_impossible_numbers_are_refused():

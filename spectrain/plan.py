@@ -1,0 +1,262 @@
+"""Whether speculation would pay, from a few numbers: the what-if calculator. It needs no model, and imports none."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+from spectrain.cli_options import command_parser
+from spectrain.errors import SpectrainError
+from spectrain.exact.cost import Length, alpha_for_tokens, by_length, geometric_survival, interpolate
+
+LENGTHS = "1..8"
+LONGEST = 1024
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What is known: P(first i accepted) for i = 1…; costs in plain decoding steps, v by draft length from 0."""
+
+    survival: list[float]
+    c: float
+    v: list[float]
+    o: float = 0.0
+    alpha: float | None = None
+    contender: str | None = None
+    batch: int | None = None
+    notes: tuple[str, ...] = ()
+
+    def rows(self) -> list[Length]:
+        """Every draft length; the rest of a round costs as much as its verification does: by the round."""
+        return by_length(self.survival, self.c, [v + self.o for v in self.v])
+
+
+def plan(arguments: Sequence[str], name: str = "spectrain plan") -> None:
+    """Say whether speculation would pay, from a few numbers."""
+    parser = command_parser(
+        name,
+        "Tokens per round, speedup and where it breaks even, for every draft length, from an acceptance and costs: c\n"
+        "to draft a token, v to verify a round, o for the rest of it, in plain decoding steps at the same batch.\n"
+        "The acceptance is --alpha (as if alike at every position), --survival, --tau (as published), or that of a\n"
+        "report with --from; what is given besides takes the place of what was measured. Needs no model.",
+        f"{name} --alpha .7 --c .1 --v 1.2 --k 1..8\n"
+        f"  {name} --tau 3.5 --k 5 --c .08\n"
+        f"  {name} --from runs/quickstart/acceptance.json --batch 8",
+    )
+    _options(parser)
+    options = parser.parse_args(arguments)
+    found = _measured(options) if options.source else _given(options)
+    lengths = _lengths(options.k, len(found.survival)) if options.tau is None else range(1, len(found.survival) + 1)
+    rows = [row for row in found.rows() if row.k in lengths]
+    print(json.dumps(_document(found, rows), indent=2) if options.json else _text(found, rows))
+
+
+def _options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--alpha", type=float, help="acceptance probability of every draft token")
+    parser.add_argument("--survival", metavar="P1,P2,...", help="P(first i draft tokens accepted), i = 1, 2, ...")
+    parser.add_argument("--tau", type=float, help="tokens per round at the length --k: tells the α that it implies")
+    parser.add_argument("--k", metavar="LENGTHS",
+                        help=f"5, or 1,3,5, or 1..8 (default: {LENGTHS}, or as far as survival is known)")  # fmt: skip
+    parser.add_argument("--c", type=float, help="steps that drafting a token takes")
+    parser.add_argument("--v", metavar="V or V1,V2,...",
+                        help="steps that verifying a round takes: for all k, or each from 1 (default: 1)")  # fmt: skip
+    parser.add_argument("--o", type=float, help="steps that the rest of a round takes (default: 0)")
+    parser.add_argument("--batch", type=int, help="requests that share a step (default: one)")
+    parser.add_argument("--from", dest="source", metavar="FILE", help="an acceptance.json: measured numbers")
+    parser.add_argument("--contender", metavar="NAME", help="of that file, a chain (default: its verdict's best)")
+    parser.add_argument("--json", action="store_true", help="print JSON")
+
+
+# --- given --------------------------------------------------------------------------------------------------------
+
+
+def _given(options: argparse.Namespace) -> Plan:
+    if options.contender is not None:
+        raise SpectrainError("--contender names one of a report; give the report with --from, or leave it out")
+    found = _acceptance(options)
+    if found is None:
+        raise SpectrainError("no acceptance: expected one of --alpha, --survival, --tau, or a report with --from")
+    if options.c is None:
+        raise SpectrainError("--c is missing: what drafting a token costs, in plain steps; for instance --c 0.1")
+    _check_batch(options.batch)
+    survival, alpha = found
+    notes: tuple[str, ...] = ()
+    if options.v is None:
+        if options.batch not in (None, 1):
+            raise SpectrainError(
+                f"--batch {options.batch}: what a verification costs at that batch is not known; give it with --v, or "
+                "--from a report that was measured with --batch"
+            )
+        notes = ("v = 1 is assumed: that a verification costs what a plain step does; give --v to change it",)
+    v = _verification(options.v or "1", len(survival))
+    return Plan(survival, options.c, v, options.o or 0.0, alpha, batch=options.batch, notes=notes)
+
+
+def _acceptance(options: argparse.Namespace) -> tuple[list[float], float | None] | None:
+    """Survival by draft length and the α behind it, from the one option that says it; None where none does."""
+    given = [flag for flag in ("alpha", "survival", "tau") if getattr(options, flag) is not None]
+    if len(given) > 1:
+        raise SpectrainError(f"--{given[0]} and --{given[1]} both say the acceptance; leave one out")
+    if not given:
+        return None
+    if options.survival is not None:
+        return _floats(options.survival, "--survival"), None
+    if options.alpha is not None:
+        return geometric_survival(options.alpha, max(_lengths(options.k))), options.alpha
+    lengths = _lengths(options.k) if options.k else []
+    if len(lengths) != 1:
+        raise SpectrainError("--tau: give the draft length that it was measured at, one, for instance --tau 3.5 --k 5")
+    alpha = alpha_for_tokens(options.tau, lengths[0])
+    if alpha is None:
+        raise SpectrainError(
+            f"--tau {options.tau:g}: a round of k={lengths[0]} commits at most {lengths[0] + 1} tokens; if it was "
+            "measured with a tree, no α is implied"
+        )
+    return geometric_survival(alpha, lengths[0]), alpha
+
+
+def _check_batch(batch: int | None) -> None:
+    if batch is not None and batch < 1:
+        raise SpectrainError(f"--batch {batch}: expected a whole number of at least 1")
+
+
+def _verification(text: str, longest: int) -> list[float]:
+    """v by draft length from 0, which nobody asks for."""
+    values = _floats(text, "--v")
+    if len(values) == 1:
+        values *= longest
+    if len(values) < longest:
+        raise SpectrainError(
+            f"--v {text!r}: {len(values)} costs for draft lengths up to {longest}; give one or {longest}"
+        )
+    return [1.0, *values[:longest]]
+
+
+def _floats(text: str, flag: str) -> list[float]:
+    try:
+        return [float(part) for part in text.split(",")]
+    except ValueError:
+        raise SpectrainError(f"{flag} {text!r}: expected numbers with commas, for instance {flag} .8,.6,.4") from None
+
+
+def _lengths(text: str | None, known: int | None = None) -> list[int]:
+    """Draft lengths, of which no more than ``known`` can be told."""
+    shown = text or (LENGTHS if known is None else f"1..{known}")
+    try:
+        first, dots, last = shown.partition("..")
+        found = list(range(int(first), int(last) + 1)) if dots else [int(part) for part in shown.split(",")]
+    except ValueError:
+        found = []
+    if not found or min(found) < 1 or max(found) > LONGEST:
+        raise SpectrainError(f"--k {shown!r}: expected draft lengths from 1, for instance --k 5, --k 1,3,5 or --k 1..8")
+    if known is not None and max(found) > known:
+        raise SpectrainError(f"--k {shown!r}: survival is known up to {known} tokens; lower --k")
+    return found
+
+
+# --- measured -----------------------------------------------------------------------------------------------------
+
+
+def _measured(options: argparse.Namespace) -> Plan:
+    """A chain of a report, under its first sampler; options take the place of what was measured."""
+    from spectrain.evaluation.document import read_document
+
+    _check_batch(options.batch)
+    document = read_document(options.source)
+    sampler = document["samplers"][0]
+    chains = {c["contender"]: c for c in document["cost_model"]["chains"] if c["sampler"] == sampler["name"]}
+    chain = _chain(options, sampler, chains)
+    numbers = next(c for c in sampler["contenders"] if c["contender"] == chain["contender"])["pooled"]
+    survival = [row["rate"] for row in numbers["marginal_survival"] if row["rate"] is not None]
+    family = [
+        c for c in chains.values() if (c["drafter"], c["verification"]) == (chain["drafter"], chain["verification"])
+    ]
+    # A drafter that finds nothing to propose in some rounds costs less than k·c: c is told by the place in a draft.
+    share = numbers["cost"]["proposed_per_round"] / chain["k"]
+    if options.batch is None:
+        costs, points = chain, [(float(k), v) for k, v in chain["v_by_k"].items()]
+    else:
+        costs = _at_batch(options, document, chain)
+        ours = [(c["k"], row["v"]) for c in family for row in c["by_batch"] if row["batch"] == options.batch]
+        points = [(0.0, _plain_v(document["load"], options.batch)), *ours]
+    found = Plan(survival, (costs["c"] or 0.0) * share, [interpolate(points, k) for k in range(len(survival) + 1)],
+                 costs["o"], chain["alpha"], chain["contender"], options.batch)  # fmt: skip
+    given = _acceptance(options)
+    if given is not None:
+        found = replace(found, survival=given[0], alpha=given[1])
+    v = found.v if options.v is None else _verification(options.v, len(found.survival))
+    if len(v) <= len(found.survival):
+        v = [interpolate(points, k) for k in range(len(found.survival) + 1)]
+    return replace(
+        found, v=v, c=found.c if options.c is None else options.c, o=found.o if options.o is None else options.o
+    )
+
+
+def _chain(options: argparse.Namespace, sampler: dict[str, Any], chains: dict[str, dict[str, Any]]) -> dict[str, Any]:
+    best = sampler["verdict"]["overall"]["best"]
+    name = options.contender or (best["contender"] if best else None)
+    if name not in chains:
+        found = f"found {', '.join(chains)}" if chains else "it has none"
+        raise SpectrainError(
+            f"{options.source}: {name!r} is no chain of this report; {found}; name one with --contender"
+        )
+    return chains[name]
+
+
+def _at_batch(options: argparse.Namespace, document: dict[str, Any], chain: dict[str, Any]) -> dict[str, Any]:
+    rows = {row["batch"]: row for row in chain["by_batch"]}
+    if options.batch not in rows:
+        measured = ", ".join(map(str, rows))
+        found = f"{chain['contender']} was measured at {measured}" if rows else "it was measured without batches"
+        raise SpectrainError(
+            f"--batch {options.batch}: {options.source}: {found}; evaluate with --batch {options.batch}"
+        )
+    return rows[options.batch]
+
+
+def _plain_v(load: dict[str, Any], batch: int) -> float:
+    """The forward's share of a plain step."""
+    row = next(r for r in load["drafting"] if (r["contender"], r["batch"]) == ("plain", batch))
+    return float(row["verify_s"] / (row["verify_s"] + row["overhead_s"]))
+
+
+# --- told ---------------------------------------------------------------------------------------------------------
+
+
+def _best(rows: Sequence[Length]) -> Length | None:
+    best = max(rows, key=lambda row: row.speedup)
+    return best if best.speedup > 1 else None
+
+
+def _document(found: Plan, rows: Sequence[Length]) -> dict[str, Any]:
+    best = _best(rows)
+    values = {**asdict(found), "notes": list(found.notes), "rows": [asdict(row) for row in rows]}
+    return {**values, "best": {"k": best.k, "speedup": best.speedup} if best else {"k": 0, "speedup": 1.0}}
+
+
+def _text(found: Plan, rows: Sequence[Length]) -> str:
+    best = _best(rows)
+    about = [f"α {found.alpha:.3f}" if found.alpha is not None else "survival as given", f"c {found.c:.3g}"]
+    values = [found.v[row.k] for row in rows]
+    spread = f"{values[0]:.3g}" + (f" to {values[-1]:.3g}" if values[-1] != values[0] else "")
+    about += [f"v {spread}", f"o {found.o:.3g}"]
+    head = ", ".join(filter(None, [found.contender, f"batch {found.batch}" if found.batch else "", *about]))
+    lines = [f"{head} (costs in plain decoding steps)", ""]
+    heads = ("k", "tokens per round", "round cost", "speedup", "break-even α", "break-even c")
+    cells = [
+        (str(r.k), f"{r.tokens_per_round:.3f}", f"{r.round_cost:.3f}", f"{r.speedup:.3f}", _or_none(r.break_even_alpha),
+         _or_none(r.break_even_c))
+        for r in rows
+    ]  # fmt: skip
+    lines += [
+        "  ".join(cell.rjust(len(head)) for cell, head in zip(row, heads, strict=True)) for row in (heads, *cells)
+    ]
+    word = f"k={best.k}, {best.speedup:.2f} times as fast as plain decoding" if best else "off: no length here pays"
+    return "\n".join([*lines, "", f"best: {word}", *(f"note: {note}" for note in found.notes)])
+
+
+def _or_none(value: float | None) -> str:
+    return "none" if value is None else f"{value:.3f}"

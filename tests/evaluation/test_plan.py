@@ -1,0 +1,140 @@
+"""The what-if calculator: published numbers, measured ones, and mistakes."""
+
+import json
+import re
+import shlex
+
+import pytest
+from known_server import DRAFT, OVER, document, forward, line, round_s
+
+from spectrain import cli
+from spectrain.exact.cost import expected_tokens
+from spectrain.files import write_json
+
+
+@pytest.fixture
+def plan(capsys):
+    def plan(arguments, code=0):
+        assert cli.guarded(cli.COMMANDS["plan"], shlex.split(arguments), "spectrain plan") == code
+        captured = capsys.readouterr()
+        assert bool(captured.out) == (code == 0)
+        return captured.err.strip() if code else captured.out
+
+    return plan
+
+
+@pytest.fixture(scope="module")
+def report(simulator, tmp_path_factory):
+    samples = simulator.samples({"desk": {"eagle3": 0.7, "ngram": 0.3}}, conversations=12)
+    lines = [line(b) for b in (1, 4, 16)]
+    path = tmp_path_factory.mktemp("plan") / "acceptance.json"
+    write_json(path, document(samples, simulator, lines))
+    return path
+
+
+# --- given numbers ------------------------------------------------------------------------------------------------
+
+
+def test_every_length_by_its_formula(plan):
+    found = json.loads(plan("--alpha .7 --c .1 --v 1.2 --batch 8 --json"))
+    assert [row["k"] for row in found["rows"]] == list(range(1, 9))
+    for row in found["rows"]:
+        k = row["k"]
+        assert row["tokens_per_round"] == pytest.approx((1 - 0.7 ** (k + 1)) / 0.3)
+        assert row["speedup"] == pytest.approx(row["tokens_per_round"] / (0.1 * k + 1.2))
+        assert expected_tokens(row["break_even_alpha"], k) == pytest.approx(0.1 * k + 1.2)
+        assert row["tokens_per_round"] == pytest.approx(row["break_even_c"] * k + 1.2)
+    assert found["best"] == {"k": 4, "speedup": pytest.approx(2.7731 / 1.6)}
+
+
+def test_the_table_names_the_best_length(plan):
+    text = plan("--alpha .7 --c .1 --v 1.2 --batch 8 --k 1,4")
+    assert text.startswith("batch 8, α 0.700, c 0.1, v 1.2, o 0")
+    assert [row.split()[0] for row in text.splitlines()[2:5]] == ["k", "1", "4"]
+    assert "best: k=4, 1.73 times as fast as plain decoding" in text
+    assert "best: off: no length here pays" in plan("--alpha .2 --c .3")
+
+
+def test_published_tokens_per_round_imply_alpha(plan):
+    found = json.loads(plan("--tau 3.5 --k 5 --c .08 --json"))
+    assert expected_tokens(found["alpha"], 5) == pytest.approx(3.5)
+    assert found["rows"][4]["speedup"] == pytest.approx(3.5 / 1.4)
+    assert "v = 1 is assumed" in found["notes"][0]
+
+
+def test_survival_and_verification_by_length_replace_alpha_and_a_constant(plan):
+    found = json.loads(plan("--survival .8,.6,.4 --c .1 --v 1.1,1.2,1.9 --o .05 --json"))
+    assert [row["round_cost"] for row in found["rows"]] == pytest.approx([1.25, 1.45, 2.25])
+    assert found["best"]["k"] == 2
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ("--c .1", "no acceptance: expected one of --alpha, --survival, --tau, or a report with --from"),
+        ("--alpha .7", "--c is missing"),
+        ("--alpha .7 --tau 3 --k 5 --c .1", "--alpha and --tau both say the acceptance"),
+        ("--alpha 1.2 --c .1", "alpha: found 1.2"),
+        ("--alpha nan --c .1", "alpha: found nan"),
+        ("--alpha .7 --c -1", "round cost: found k=1, c=-1"),
+        ("--alpha .7 --c .1 --batch 8", "--batch 8: what a verification costs at that batch is not known"),
+        ("--alpha .7 --c .1 --batch 0 --v 1", "--batch 0: expected a whole number"),
+        ("--alpha .7 --c .1 --k 0", "--k '0': expected draft lengths from 1"),
+        ("--alpha .7 --c .1 --k 5..3", "--k '5..3': expected draft lengths"),
+        ("--alpha .7 --c .1 --v 1,2", "--v '1,2': 2 costs for draft lengths up to 8"),
+        ("--survival .5,.6 --c .1", "multiplied up"),
+        ("--survival .5,x --c .1", "--survival '.5,x': expected numbers"),
+        ("--survival .5,.4 --c .1 --k 3", "--k '3': survival is known up to 2"),
+        ("--tau 3.5 --c .1", "--tau: give the draft length that it was measured at"),
+        ("--tau 7 --k 5 --c .1", "--tau 7: a round of k=5 commits at most 6 tokens"),
+        ("--tau .7 --k 5 --c .1", "tokens per round: found 0.7"),
+        ("--alpha .7 --c .1 --contender x", "--contender names one of a report"),
+        ("--from none.json", "none.json: cannot be read"),
+    ],
+)
+def test_mistakes_are_named(plan, arguments, message):
+    assert message in plan(arguments, code=2)
+
+
+# --- measured ones ------------------------------------------------------------------------------------------------
+
+
+def test_a_report_gives_what_was_measured(plan, report):
+    found = json.loads(plan(f"--from {report} --json"))
+    sampler = json.loads(report.read_text())["samplers"][0]
+    best = sampler["verdict"]["overall"]["best"]["contender"]
+    numbers = next(c for c in sampler["contenders"] if c["contender"] == best)["pooled"]
+    assert found["contender"] == best
+    assert found["c"] == pytest.approx(numbers["cost"]["draft_cost_per_round"] / int(best[-1]))
+    last = found["rows"][-1]
+    assert last["round_cost"] == pytest.approx(numbers["cost"]["break_even_tokens_per_round"])
+    assert last["speedup"] == pytest.approx(numbers["speedup"]["decode"]["value"], rel=0.05)
+
+
+def test_what_is_given_takes_the_place_of_what_was_measured(plan, report):
+    first, other = (json.loads(plan(f"--from {report} --contender 'eagle3 k=5' --json {more}"))
+                    for more in ("", "--c .01 --o 0 --alpha .9 --k 5"))  # fmt: skip
+    assert len(first["rows"]) == 5
+    (row,) = other["rows"]
+    assert row["tokens_per_round"] == pytest.approx(expected_tokens(0.9, 5))
+    assert row["round_cost"] == pytest.approx(0.05 + first["v"][5])
+
+
+def test_a_batch_of_a_report_has_its_own_costs(plan, report):
+    found = json.loads(plan(f"--from {report} --contender 'eagle3 k=5' --batch 4 --json"))
+    step = round_s("plain", 4)
+    assert [found["v"][k] for k in (0, 3, 5)] == pytest.approx([forward(4, k + 1) / step for k in (0, 3, 5)])
+    assert found["rows"][4]["round_cost"] == pytest.approx(5 * found["c"] + (forward(4, 6) + OVER) / step)
+    assert found["c"] == pytest.approx(DRAFT / step, rel=0.05)  # near the budget fewer tokens are drafted
+
+
+@pytest.mark.parametrize(
+    ("more", "message"),
+    [
+        ("--batch 8 --contender 'eagle3 k=3'", "--batch 8: .*eagle3 k=3 was measured at 1, 4, 16; evaluate with"),
+        ("--contender medusa", "'medusa' is no chain of this report; found ngram k=5, eagle3 k=3, eagle3 k=5"),
+        ("--contender 'eagle3 k=3' --k 4", "survival is known up to 3"),
+    ],
+)
+def test_what_a_report_does_not_hold_is_named(plan, report, more, message):
+    assert re.search(message, plan(f"--from {report} {more}", code=2))
