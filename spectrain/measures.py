@@ -1,14 +1,13 @@
 """What rounds of drafting and verification yielded, counted so that every rate comes from sums.
 
 `RoundCounts` holds counts only: counts of two workers, conversations or days add up, and a rate of the sum is
-the pooled rate, never a mean of rates. Intervals resample whole conversations, for the rounds of one
-conversation are not independent.
+the pooled rate, never a mean of rates.
 
 Words: *accepted prefix length* is the number of accepted draft tokens of a round, without repair or bonus;
 *tokens per round* (τ) counts committed tokens, with repair or bonus, clipped at EOS and at the budget. A
 *whole* round is one that was not clipped; it commits exactly one token more than it accepts.
 
-Shapes: N rounds, K draft positions, C conversations, R resamples.
+Shapes: N rounds, K draft positions.
 """
 
 from __future__ import annotations
@@ -17,15 +16,9 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
-import numpy as np
-import numpy.typing as npt
 from torch import Tensor
 
 from spectrain.errors import SpectrainError
-
-Floats = npt.NDArray[np.float64]
-
-RESAMPLE_CELLS = 1 << 20  # conversations × resamples held at a time: 8 MiB of draws
 
 
 def accepted_prefix_lengths(flags_NK: Tensor) -> Tensor:
@@ -129,6 +122,16 @@ class RoundCounts:
         return histogram
 
     @property
+    def reached(self) -> list[int]:
+        """Whole rounds that accepted at least i tokens, i = 1…, the longest proposal."""
+        return [self._reaching(i, i) for i in range(1, self._longest() + 1)]
+
+    @property
+    def tested(self) -> list[int]:
+        """Whole rounds that accepted i - 1 tokens and proposed an i-th, i = 1…, the longest proposal."""
+        return [self._reaching(i - 1, i) for i in range(1, self._longest() + 1)]
+
+    @property
     def survival(self) -> list[float]:
         """Marginal P(first i accepted), i = 1…, over all whole rounds.
 
@@ -136,7 +139,7 @@ class RoundCounts:
         whole rounds.
         """
         rounds = self.whole.rounds
-        return [self._reaching(i, i) / rounds for i in range(1, self._longest() + 1)]
+        return [accepted / rounds for accepted in self.reached]
 
     @property
     def conditional(self) -> list[float | None]:
@@ -144,8 +147,7 @@ class RoundCounts:
 
         Over the whole rounds that accepted i - 1 and proposed an i-th token; None where there are none.
         """
-        tested = [self._reaching(i - 1, i) for i in range(1, self._longest() + 1)]
-        return [self._reaching(i, i) / n if n else None for i, n in enumerate(tested, start=1)]
+        return [accepted / n if n else None for accepted, n in zip(self.reached, self.tested, strict=True)]
 
     @property
     def alpha(self) -> float:
@@ -183,104 +185,6 @@ def pooled_rate(amounts: Iterable[float], units: Iterable[float], name: str = "r
     if not per > 0:
         raise SpectrainError(f"{name}: found a denominator of {per}, expected more than 0; was anything run?")
     return total / per
-
-
-@dataclass(frozen=True)
-class Interval:
-    """A measured value and its bootstrap percentile interval."""
-
-    value: float
-    low: float
-    high: float
-
-
-def ratio_interval(
-    numerators_C: npt.ArrayLike,
-    denominators_C: npt.ArrayLike,
-    *,
-    confidence: float = 0.95,
-    resamples: int = 2000,
-    seed: int = 0,
-) -> Interval:
-    """Σ numerators ÷ Σ denominators with an interval over conversations, drawn whole and with replacement.
-
-    Resamples whose denominators are all 0 have no ratio and are left out. Raises SpectrainError for fewer
-    than two conversations, values that are not finite, negative denominators or a sum of 0.
-    """
-    table_2C = _table(numerators_C, denominators_C)
-    sums_2R = _resampled_sums(table_2C, resamples, seed)
-    return percentile_interval(_ratio(table_2C.sum(1)), _ratio(sums_2R), confidence)
-
-
-def ratio_of_ratios_interval(
-    numerators_a_C: npt.ArrayLike,
-    denominators_a_C: npt.ArrayLike,
-    numerators_b_C: npt.ArrayLike,
-    denominators_b_C: npt.ArrayLike,
-    *,
-    confidence: float = 0.95,
-    resamples: int = 2000,
-    seed: int = 0,
-) -> Interval:
-    """(Σ num a ÷ Σ den a) ÷ (Σ num b ÷ Σ den b), a speedup say, with an interval.
-
-    Entry c of every argument belongs to the same conversation: both sides see the same resampled ones, so
-    what they share cancels. Otherwise as `ratio_interval`.
-    """
-    a_2C, b_2C = _table(numerators_a_C, denominators_a_C), _table(numerators_b_C, denominators_b_C)
-    if a_2C.shape != b_2C.shape or not b_2C[0].sum() > 0:
-        raise SpectrainError(
-            f"interval: found {a_2C.shape[1]} and {b_2C.shape[1]} conversations and a base of "
-            f"{b_2C[0].sum()}, expected the same conversations on both sides and a base above 0"
-        )
-    table_4C = np.concatenate([a_2C, b_2C])
-    value, draws_R = (
-        _ratio(np.stack([_ratio(sums[:2]), _ratio(sums[2:])]))
-        for sums in (table_4C.sum(1), _resampled_sums(table_4C, resamples, seed))
-    )
-    return percentile_interval(value, draws_R, confidence)
-
-
-def _table(numerators_C: npt.ArrayLike, denominators_C: npt.ArrayLike) -> Floats:
-    rows = [np.asarray(values, dtype=np.float64) for values in (numerators_C, denominators_C)]
-    if rows[0].ndim != 1 or rows[0].shape != rows[1].shape or len(rows[0]) < 2:
-        shapes = " and ".join(str(list(row.shape)) for row in rows)
-        raise SpectrainError(
-            f"interval: found shapes {shapes}, expected one entry a conversation and at least 2 conversations"
-        )
-    table_2C = np.stack(rows)
-    if not np.isfinite(table_2C).all() or (rows[1] < 0).any() or not rows[1].sum() > 0:
-        raise SpectrainError("interval: expected finite values and denominators >= 0 with a sum above 0")
-    return table_2C
-
-
-def _resampled_sums(table_MC: Floats, resamples: int, seed: int) -> Floats:
-    """Row sums [M, R] over conversations drawn with replacement, the same draws in every row."""
-    if resamples < 1:
-        raise SpectrainError(f"interval: found {resamples} resamples, expected at least 1 (2000 is usual)")
-    conversations = table_MC.shape[1]
-    rng = np.random.default_rng(seed)
-    # The stream of draws does not depend on the size of the parts, so neither does the result.
-    part = max(1, RESAMPLE_CELLS // conversations)
-    sums = []
-    for start in range(0, resamples, part):
-        drawn_RC = rng.integers(conversations, size=(min(part, resamples - start), conversations))
-        sums.append(np.stack([row_C[drawn_RC].sum(1) for row_C in table_MC]))
-    return np.concatenate(sums, axis=1)
-
-
-def _ratio(sums: Floats) -> Floats:
-    with np.errstate(divide="ignore", invalid="ignore"):  # undefined resamples are left out below
-        return np.asarray(sums[0] / sums[1])
-
-
-def percentile_interval(value: Floats, draws_R: Floats, confidence: float) -> Interval:
-    """A value with the percentile interval of its resamples; those that have none are left out."""
-    if not 0 < confidence < 1:
-        raise SpectrainError(f"interval: found confidence {confidence!r}, expected a number between 0 and 1")
-    tail = (1 - confidence) / 2
-    low, high = np.quantile(draws_R[np.isfinite(draws_R)], [tail, 1 - tail])
-    return Interval(float(value), float(low), float(high))
 
 
 def _count(value: object) -> int:

@@ -18,7 +18,7 @@ from spectrain.config import load_recipe
 from spectrain.errors import SpectrainError
 from spectrain.evaluation import variants
 from spectrain.evaluation.variants import RowScores, compare, in_words, markdown
-from spectrain.measures import Interval, ratio_interval
+from spectrain.intervals import Interval, ratio_interval
 from spectrain.pipeline import Run
 from spectrain.training import Trainer
 

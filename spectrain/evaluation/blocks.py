@@ -1,238 +1,238 @@
 """The numbers of one contender on one group of conversations: acceptance, time, speedup.
 
-Suffix C: one entry a conversation. All rates are sums over sums; all intervals resample whole conversations.
+All rates are sums over sums; all intervals resample whole conversations, the same ones for every figure of a block.
+Suffix C: one entry a conversation.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
-from dataclasses import asdict
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 
 from spectrain.errors import SpectrainError
+from spectrain.evaluation.answers import PARTS, Clusters
 from spectrain.evaluation.costs import cost_block
-from spectrain.evaluation.samples import Sample, seconds_of
+from spectrain.evaluation.figures import Figure, measured
+from spectrain.evaluation.samples import CLIPS
 from spectrain.evaluation.verdict import FEWEST_CONVERSATIONS
-from spectrain.measures import RoundCounts, pooled_rate, ratio_interval, ratio_of_ratios_interval
-
-STATISTICS: dict[str, Any] = {"confidence": 0.95, "resamples": 2000, "seed": 0}
 
 # A round holds a full target forward, so it cannot take less time than a plain step: speedup ≤ τ. Clocks
 # drift by a few per cent between two measurements of the same thing; more than this is a fault.
 ROUND_FASTER_THAN_STEP = 1.05
+HALF_WIDTHS = (0.1, 0.05, 0.02)  # of tokens per round, that the advice is about
+
+Found = Mapping[str, Any]
 
 
-def number_block(contender: str, kind: str | None, own: Sequence[Sample], plain: Sequence[Sample]) -> dict[str, Any]:
+def number_block(contender: str, kind: str | None, own: Clusters, plain: Clusters,
+                 memory: Mapping[str, int | None]) -> dict[str, Any]:  # fmt: skip
     """Everything the document says about ``contender`` on conversations of ``kind`` (``None`` = all kinds).
 
     Args:
-        own: the contender's samples of these conversations.
-        plain: samples of the same conversations by plain decoding of the same target.
+        own: the contender's answers to these conversations.
+        plain: answers to the same conversations by plain decoding of the same target.
+        memory: ``target_bytes`` and ``drafter_bytes`` of weights, None where unknown.
 
     Raises:
-        SpectrainError: no rounds, unclipped rounds that commit other than accepted + 1 tokens, or a speedup
+        SpectrainError: no rounds, or numbers that contradict one another: survival and tokens per round, or a speedup
             above τ.
     """
     name = repr(contender) + (f" on kind {kind!r}" if kind is not None else "")
-    clusters, baseline = _clusters(own), _clusters(plain)
-    if not any(s.rounds for s in own) or not any(s.rounds for s in plain):
+    if not own.total("rounds") or not plain.total("rounds"):
         raise SpectrainError(
             f"contender {name}: not one round was measured, every answer ended with its first token; "
             "allow more new tokens or leave these conversations out"
         )
-    seconds = seconds_of(own)
+    drafts = own.first.shape is not None
+    found = measured(_acceptance(own) | _rates(own) | (_speedups(own, plain) if drafts else {}))
+    seconds = _seconds(own)
     block = {
-        "conversations": len(clusters),
-        **_acceptance(name, clusters, own[0].depth),
+        "conversations": len(own),
+        **_counted(own, found),
         "seconds": seconds,
         "shares": {part: value / seconds["total"] for part, value in seconds.items() if part != "total"},
-        "tokens_per_second": _rate(clusters, _new_tokens, _total),
-        "decode_tokens_per_second": _rate(clusters, _committed, _decode),
-        "accepted_draft_tokens_per_second": _rate(clusters, _accepted_and_committed, _total),
+        **{key: found[key] for key in _rates(own)},
         "latency_ms": _latency(own),
+        "memory": {**memory, "cache_bytes": own.most("cache_bytes"), "state_bytes": own.most("state_bytes")},
+        "advice": {"tokens_per_round": advice(found["tokens_per_round"], len(own))},
         "speedup": None,
         "cost": None,
     }
-    if own[0].shape is not None:
-        block["speedup"] = _speedup(name, clusters, baseline)
-        block["cost"] = cost_block(block, own, plain_step_s=sum(map(_decode, plain)) / sum(map(_committed, plain)))
+    _check_sum(name, block)
+    if drafts:
+        block["speedup"] = {"decode": found["decode"], "total": found["with prefill"]}
+        _check_speedup(name, len(own), found)
+        block["cost"] = cost_block(block, own, plain_step_s=plain.total("decode") / plain.total("committed"))
     return block
 
 
-# What is summed over a conversation's samples.
+# --- figures ------------------------------------------------------------------------------------------------------
 
 
-def _rounds(sample: Sample) -> float:
-    return len(sample.rounds)
+def _acceptance(own: Clusters) -> dict[str, Figure]:
+    """Acceptance by position (of a tree, by depth) comes from full (unclipped) rounds alone: a round that EOS or the
+    budget has cut says nothing about what would have been accepted behind the cut."""
+    full_C, reached_CK, tested_CK = own.sums("full"), own.sums("reached"), own.sums("tested")
+    accepted_C = reached_CK.sum(1)
+    figures = {
+        "tokens_per_round": Figure(own.sums("committed"), own.sums("rounds")),
+        "tokens_per_full_round": Figure(own.sums("full_tokens"), full_C),
+        "accepted_prefix": Figure(accepted_C, full_C),
+    }
+    least_CK = np.concatenate([full_C[:, None], reached_CK], 1)
+    ended_CK = least_CK - np.concatenate([reached_CK, np.zeros((len(own), 1))], 1)
+    figures |= {f"prefix {i}": Figure(ended_C, full_C, share=True) for i, ended_C in enumerate(ended_CK.T)}
+    for i, (reached_C, tested_C) in enumerate(zip(reached_CK.T, tested_CK.T, strict=True), start=1):
+        figures[f"survival {i}"] = Figure(reached_C, full_C, share=True)
+        figures[f"conditional {i}"] = Figure(reached_C, tested_C, share=True)
+    if own.first.depth and own.recorded("visited"):
+        visited_CX = own.sums("visited")
+        places = enumerate(zip(visited_CX[:, ::2].T, visited_CX[:, 1::2].T, strict=True), start=1)
+        figures |= {f"visited {i}": Figure(alpha_C, count_C) for i, (alpha_C, count_C) in places}
+    return figures
 
 
-def _committed(sample: Sample) -> float:
-    return sample.new_tokens - 1  # the first token is prefill's
-
-
-def _new_tokens(sample: Sample) -> float:
-    return sample.new_tokens
-
-
-def _accepted_and_committed(sample: Sample) -> float:
-    """Accepted draft tokens that reached the answer: those behind a clip are thrown away."""
-    return sum(min(accepted, committed) for _, accepted, committed, _, _ in sample.rounds)
-
-
-def _nodes(sample: Sample) -> float:
-    return sum(nodes for _, _, _, _, nodes in sample.rounds)
-
-
-def _decode(sample: Sample) -> float:
-    return sample.decode_s
-
-
-def _total(sample: Sample) -> float:
-    return sample.total_s
-
-
-Measure = Callable[[Sample], float]
-Clusters = list[list[Sample]]
-
-
-def _clusters(samples: Sequence[Sample]) -> Clusters:
-    """Samples by conversation, in the order of the conversations' names: the same for every contender."""
-    by_conversation: dict[str, list[Sample]] = {}
-    for sample in samples:
-        by_conversation.setdefault(sample.conversation, []).append(sample)
-    return [by_conversation[name] for name in sorted(by_conversation)]
-
-
-def _sums(clusters: Clusters, measure: Measure) -> list[float]:
-    return [float(sum(map(measure, cluster))) for cluster in clusters]
-
-
-def _rate(clusters: Clusters, above: Measure, below: Measure) -> dict[str, float | None]:
-    above_C, below_C = _sums(clusters, above), _sums(clusters, below)
-    if len(clusters) < 2:
-        return _single(pooled_rate(above_C, below_C))
-    return asdict(ratio_interval(above_C, below_C, **STATISTICS))
-
-
-def _single(value: float) -> dict[str, float | None]:
-    """One conversation has a value but says nothing about others."""
-    return {"value": value, "low": None, "high": None}
-
-
-def _acceptance(name: str, clusters: Clusters, depth: int) -> dict[str, Any]:
-    """Counts of rounds. Acceptance by position (of a tree, by depth) comes from full (unclipped) rounds alone: a round
-    that EOS or the budget has cut says nothing about what would have been accepted behind the cut."""
-    try:
-        counts = RoundCounts.from_rounds(r[:4] for cluster in clusters for s in cluster for r in s.rounds)
-    except SpectrainError as error:
-        raise SpectrainError(f"contender {name}: {error}") from error
-    full = counts.whole
-    survival = _survival(full, depth)
-    _check_sum(name, full, survival)
-    histogram = full.accepted_histogram if full.rounds else []
+def _rates(own: Clusters) -> dict[str, Figure]:
+    new_C, total_C = own.sums("new_tokens"), own.sums("total")
+    energy_C = own.sums("energy") if own.recorded("energy") else np.zeros(len(own))
     return {
-        "rounds": counts.rounds,
-        "clipped_rounds": counts.clipped_rounds,
-        "tokens": counts.committed_tokens,
-        "new_tokens": int(sum(_sums(clusters, _new_tokens))),
-        "proposed_draft_tokens": int(sum(_sums(clusters, _nodes))),
-        "accepted_draft_tokens": counts.accepted_tokens,
-        "tokens_per_round": _rate(clusters, _committed, _rounds),
-        "tokens_per_full_round": full.tokens_per_round if full.rounds else None,
-        "accepted_prefix": {
-            "mean": sum(i * n for i, n in enumerate(histogram)) / full.rounds if full.rounds else None,
-            "histogram": histogram + [0] * (depth + 1 - len(histogram)),
-        },
-        "marginal_survival": survival,
-        "conditional_acceptance": _conditional(full, depth),
+        "tokens_per_second": Figure(new_C, total_C),
+        "decode_tokens_per_second": Figure(own.sums("committed"), own.sums("decode")),
+        "accepted_draft_tokens_per_second": Figure(own.sums("kept"), total_C),
+        "energy_j_per_token": Figure(energy_C, new_C if own.recorded("energy") else np.zeros(len(own))),
     }
 
 
-def _survival(full: RoundCounts, depth: int) -> list[dict[str, Any]]:
-    rows = []
-    for position in range(1, depth + 1):
-        accepted = sum(times for (_, length, _, _), times in full.seen.items() if length >= position)
-        rate = accepted / full.rounds if full.rounds else None
-        rows.append({"position": position, "rate": rate, "accepted": accepted, "rounds": full.rounds})
-    return rows
-
-
-def _conditional(full: RoundCounts, depth: int) -> list[dict[str, Any]]:
-    rates = full.conditional + [None] * depth
-    rows = []
-    for position, rate in enumerate(rates[:depth], start=1):
-        tested = [
-            (accepted, times)
-            for (proposed, accepted, _, _), times in full.seen.items()
-            if proposed >= position and accepted >= position - 1
-        ]
-        rows.append(
-            {
-                "position": position,
-                "rate": rate,
-                "accepted": sum(times for accepted, times in tested if accepted >= position),
-                "proposed": sum(times for _, times in tested),
-            }
-        )
-    return rows
-
-
-def _check_sum(name: str, full: RoundCounts, survival: Sequence[dict[str, Any]]) -> None:
-    """Σ marginal survival + 1 = tokens per round, an identity of full rounds."""
-    if not full.rounds:
-        return
-    expected = 1 + sum(row["rate"] for row in survival)
-    if not math.isclose(full.tokens_per_round, expected, abs_tol=1e-9):
-        raise SpectrainError(
-            f"contender {name}: Σ marginal survival + 1 = {expected:.6f}, but unclipped rounds commit "
-            f"{full.tokens_per_round:.6f} tokens each; the decoder loses or invents tokens, or does not mark "
-            "clipped rounds"
-        )
-
-
-def _latency(samples: Sequence[Sample]) -> dict[str, float | None]:
-    """Percentiles over answers, in milliseconds; ``token`` is decode time ÷ tokens after the first."""
-    token = [1e3 * s.decode_s / _committed(s) for s in samples if s.rounds]
-    prefill = [1e3 * s.prefill_s for s in samples]
+def _speedups(own: Clusters, plain: Clusters) -> dict[str, Figure]:
+    """Rates of committed tokens, contender ÷ plain: decoding alone, and from the prompt to the last token; and how many
+    rounds take as long as a step of plain decoding."""
     return {
-        f"{name}_p{percentile}": float(np.percentile(values, percentile))
-        for name, values in (("token", token), ("prefill", prefill))
+        "decode": decode_speedup(own, plain),
+        "with prefill": rate_ratio(own, plain),
+        "steps": Figure(own.sums("rounds"), own.sums("decode"), (plain.sums("rounds"), plain.sums("decode"))),
+    }
+
+
+def decode_speedup(own: Clusters, plain: Clusters) -> Figure:
+    """Committed tokens per decoding second of ``own`` ÷ those of plain decoding."""
+    return Figure(own.sums("committed"), own.sums("decode"), (plain.sums("committed"), plain.sums("decode")))
+
+
+def rate_ratio(own: Clusters, other: Clusters) -> Figure:
+    """Tokens per device-second of ``own`` ÷ those of ``other``, on the same conversations, resampled together."""
+    return Figure(own.sums("new_tokens"), own.sums("total"), (other.sums("new_tokens"), other.sums("total")))
+
+
+# --- parts of the block -------------------------------------------------------------------------------------------
+
+
+def _counted(own: Clusters, found: Found) -> dict[str, Any]:
+    full = int(own.total("full"))
+    reached, tested = (own.sums(name).sum(0).astype(int).tolist() for name in ("reached", "tested"))
+    histogram = [more - fewer for more, fewer in zip([full, *reached], [*reached, 0], strict=True)]
+    clipped = {clip: int(own.total(clip)) for clip in CLIPS}
+    places = range(1, len(reached) + 1)
+    prefix = found["accepted_prefix"]
+    return {
+        "rounds": int(own.total("rounds")),
+        "clipped_rounds": sum(clipped.values()),
+        "clipped": clipped,
+        "tokens": int(own.total("committed")),
+        "new_tokens": int(own.total("new_tokens")),
+        "proposed_draft_tokens": int(own.total("nodes")),
+        "accepted_draft_tokens": int(own.total("kept")),
+        "tokens_per_round": found["tokens_per_round"],
+        "tokens_per_full_round": found["tokens_per_full_round"],
+        "accepted_prefix": {
+            "mean": prefix and prefix["value"],
+            "interval": prefix,
+            "histogram": histogram,
+            "shares": [{"accepted": i, **_named(found[f"prefix {i}"], "share")} for i in range(len(histogram))],
+        },
+        "marginal_survival": [
+            {"position": i, **_named(found[f"survival {i}"]), "accepted": reached[i - 1], "rounds": full}
+            for i in places
+        ],
+        "conditional_acceptance": [
+            {"position": i, **_named(found[f"conditional {i}"]), "accepted": reached[i - 1], "proposed": tested[i - 1]}
+            for i in places
+        ],
+        "visited_alpha": _visited(own, found),
+    }
+
+
+def _named(figure: Found | None, name: str = "rate") -> dict[str, float | None]:
+    """An interval whose value has another name; nulls where the figure is not defined."""
+    return dict(zip((name, "low", "high"), figure.values() if figure else (None,) * 3, strict=True))
+
+
+def _visited(own: Clusters, found: Found) -> list[dict[str, Any]] | None:
+    """α = Σ min(p, q) at the states that decoding really visited, where it was recorded."""
+    if "visited 1" not in found:
+        return None
+    counts = own.sums("visited").sum(0)[1::2].astype(int).tolist()
+    return [
+        {"position": i, **_named(found[f"visited {i}"], "value"), "positions": count}
+        for i, count in enumerate(counts, start=1)
+    ]
+
+
+def _seconds(own: Clusters) -> dict[str, float]:
+    """Summed seconds by part, and ``total``; ``unaccounted`` is what the total holds beyond the parts."""
+    seconds = {part: own.total(part) for part in PARTS}
+    total = seconds.pop("total")
+    return {**seconds, "unaccounted": max(total - sum(seconds.values()), 0.0), "total": total}
+
+
+def _latency(own: Clusters) -> dict[str, float | None]:
+    """Percentiles over answers, in milliseconds; ``token`` is decode time ÷ tokens after the first."""
+    prefill_N, tokens_N = own.each("prefill"), own.each("committed")
+    decode_N = (own.each("total") - prefill_N)[tokens_N > 0]
+    return {
+        f"{name}_p{percentile}": float(np.percentile(1e3 * values_N, percentile))
+        for name, values_N in (("token", decode_N / tokens_N[tokens_N > 0]), ("prefill", prefill_N))
         for percentile in (50, 95)
     }
 
 
-def _speedup(name: str, clusters: Clusters, plain: Clusters) -> dict[str, Any]:
-    """Rates of committed tokens, contender ÷ plain: decoding alone, and from the prompt to the last token.
+def advice(interval: Found, conversations: int) -> dict[str, Any]:
+    """How many conversations like these would narrow an interval to given half widths: it shrinks as 1/√n."""
+    if interval["low"] is None:
+        return {"half_width": None, "conversations_for": {str(wanted): None for wanted in HALF_WIDTHS}}
+    half = (interval["high"] - interval["low"]) / 2
+    needed = {str(wanted): max(2, math.ceil(conversations * (half / wanted) ** 2)) for wanted in HALF_WIDTHS}
+    return {"half_width": half, "conversations_for": needed}
 
-    Raises ``SpectrainError`` when a round takes less time than a step of plain decoding, beyond its interval:
-    then the speedup exceeds tokens per round, which no drafter can do. The intervals of very few
-    conversations are too narrow to say so.
-    """
-    steps = _compare(clusters, plain, _rounds, _decode)
-    if len(clusters) >= FEWEST_CONVERSATIONS and steps["low"] > ROUND_FASTER_THAN_STEP:
-        decode = _compare(clusters, plain, _committed, _decode)["value"]
-        tokens = _rate(clusters, _committed, _rounds)["value"]
+
+# --- what cannot be -----------------------------------------------------------------------------------------------
+
+
+def _check_sum(name: str, block: Found) -> None:
+    """Σ marginal survival + 1 = tokens per round, an identity of full rounds."""
+    if block["tokens_per_full_round"] is None:
+        return
+    per_round, expected = (
+        block["tokens_per_full_round"]["value"],
+        1 + sum(r["rate"] for r in block["marginal_survival"]),
+    )
+    if not math.isclose(per_round, expected, abs_tol=1e-9):
         raise SpectrainError(
-            f"contender {name}: a decode speedup of {decode:.3f} exceeds {tokens:.3f} tokens per round: "
-            f"its rounds would be {steps['value']:.3f} (at least {steps['low']:.3f}) times as fast as plain "
-            "steps, and each holds one; plain decoding was slowed, or some of the contender's time is lost"
+            f"contender {name}: Σ marginal survival + 1 = {expected:.6f}, but unclipped rounds commit {per_round:.6f} "
+            "tokens each; the decoder loses or invents tokens, or does not mark clipped rounds"
         )
-    return {
-        "decode": _compare(clusters, plain, _committed, _decode),
-        "total": _compare(clusters, plain, _new_tokens, _total),
-    }
 
 
-def rate_ratio(own: Sequence[Sample], other: Sequence[Sample]) -> dict[str, Any]:
-    """Tokens per device-second of ``own`` ÷ those of ``other``, on the same conversations, resampled together."""
-    return _compare(_clusters(own), _clusters(other), _new_tokens, _total)
-
-
-def _compare(own: Clusters, plain: Clusters, above: Measure, below: Measure) -> dict[str, Any]:
-    columns = [_sums(side, measure) for side in (own, plain) for measure in (above, below)]
-    if len(own) < 2:
-        return _single(pooled_rate(columns[0], columns[1]) / pooled_rate(columns[2], columns[3]))
-    return asdict(ratio_of_ratios_interval(*columns, **STATISTICS))
+def _check_speedup(name: str, conversations: int, found: Found) -> None:
+    """A round that takes less time than a step of plain decoding, beyond its interval: then the speedup exceeds tokens
+    per round, which no drafter can do. The intervals of very few conversations are too narrow to say so."""
+    steps = found["steps"]
+    if conversations >= FEWEST_CONVERSATIONS and steps["low"] > ROUND_FASTER_THAN_STEP:
+        raise SpectrainError(
+            f"contender {name}: a decode speedup of {found['decode']['value']:.3f} exceeds "
+            f"{found['tokens_per_round']['value']:.3f} tokens per round: its rounds would be {steps['value']:.3f} (at "
+            f"least {steps['low']:.3f}) times as fast as plain steps, and each holds one; plain decoding was slowed, or "
+            "some of the contender's time is lost"
+        )

@@ -13,32 +13,32 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from spectrain.evaluation.samples import Sample
+from spectrain.evaluation.answers import Clusters
 from spectrain.exact.cost import expected_tokens_from_survival
 
 
-def cost_block(block: dict[str, Any], own: Sequence[Sample], *, plain_step_s: float) -> dict[str, Any]:
+def cost_block(block: dict[str, Any], own: Clusters, *, plain_step_s: float) -> dict[str, Any]:
     """Costs, break-even and predictions of one contender.
 
     Args:
         block: its numbers, with ``seconds``, ``tokens_per_round``, ``speedup`` and ``marginal_survival``.
-        own: its samples.
+        own: its answers.
         plain_step_s: seconds of plain decoding per token, prefill excluded, on the same conversations.
     """
-    rounds = [found for sample in own for found in sample.rounds]
-    proposed, nodes = [found[0] for found in rounds], [found[4] for found in rounds]
-    per_round = {part: block["seconds"][part] / len(rounds) / plain_step_s for part in ("draft", "verify", "overhead")}
+    rounds, offered_K = own.total("rounds"), own.sums("offered").sum(0)
+    proposed = float(offered_K.sum())
+    per_round = {part: block["seconds"][part] / rounds / plain_step_s for part in ("draft", "verify", "overhead")}
     round_cost = sum(per_round.values())
     predicted = block["tokens_per_round"]["value"] / round_cost
     measured = block["speedup"]["decode"]["value"]
-    chain = not own[0].tree
-    by_k = _by_k(block, proposed, per_round) if chain else []
+    chain = not own.first.tree
+    by_k = _by_k(block, offered_K.tolist(), per_round) if chain else []
     best = max(by_k, key=lambda row: row["speedup"], default=None)
     return {
         "plain_step_ms": plain_step_s * 1e3,
-        "proposed_per_round": sum(proposed) / len(rounds),
-        "nodes_per_round": sum(nodes) / len(rounds),
-        "draft_cost_per_token": per_round["draft"] * len(rounds) / sum(proposed) if chain and any(proposed) else None,
+        "proposed_per_round": proposed / rounds,
+        "nodes_per_round": own.total("nodes") / rounds,
+        "draft_cost_per_token": per_round["draft"] * rounds / proposed if chain and proposed else None,
         "draft_cost_per_round": per_round["draft"],
         "verify_cost_per_round": per_round["verify"],
         "overhead_cost_per_round": per_round["overhead"],
@@ -52,14 +52,17 @@ def cost_block(block: dict[str, Any], own: Sequence[Sample], *, plain_step_s: fl
     }
 
 
-def _by_k(block: dict[str, Any], proposed: Sequence[int], per_round: dict[str, float]) -> list[dict[str, Any]]:
-    """Predictions for every k up to the one measured; v and o are taken to be what they are at that k."""
+def _by_k(block: dict[str, Any], offered: Sequence[float], per_round: dict[str, float]) -> list[dict[str, Any]]:
+    """Predictions for every k up to the one measured; v and o are taken to be what they are at that k.
+
+    ``offered``: rounds that proposed at least i tokens.
+    """
     survival = [row["rate"] for row in block["marginal_survival"] if row["rate"] is not None]
-    drafted = max(sum(proposed), 1)
+    drafted = max(sum(offered), 1)
     rows = []
     for k in range(1, len(survival) + 1):
         tokens = float(expected_tokens_from_survival(survival[:k]))
-        draft = per_round["draft"] * sum(min(p, k) for p in proposed) / drafted
+        draft = per_round["draft"] * sum(offered[:k]) / drafted
         cost = draft + per_round["verify"] + per_round["overhead"]
         rows.append({"k": k, "tokens_per_round": tokens, "speedup": tokens / cost})
     return rows

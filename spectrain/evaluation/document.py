@@ -125,9 +125,7 @@ _DOCUMENT = {
         "device": {"name": None, "threads": None, "dtype": None},
         "versions": {"*": None},
     },
-    "statistics": dict.fromkeys(
-        ("confidence", "resamples", "seed", "method", "comparisons", "adjusted_confidence")
-    ),
+    "statistics": dict.fromkeys(("confidence", "resamples", "seed", "method", "comparisons", "adjusted_confidence")),
     "teacher_forced": [
         {
             **dict.fromkeys(("temperature", "kind", "depth", "alpha", "positions", "conversations")),

@@ -20,12 +20,12 @@ from spectrain.data.conversations import Conversation
 from spectrain.decoding import generate_plain
 from spectrain.errors import SpectrainError
 from spectrain.evaluation.acceptance import EVERYTHING, prompt_ids
-from spectrain.evaluation.blocks import STATISTICS
+from spectrain.evaluation.figures import STATISTICS
 from spectrain.evaluation.samples import kind_and_parents
 from spectrain.evaluation.workbench import shown_name
 from spectrain.exact.sampler import Sampler
 from spectrain.files import whole_lines
-from spectrain.measures import ratio_interval
+from spectrain.intervals import ratio_interval
 from spectrain.target import Target
 
 ANSWERS = "greedy plain decoding of the original"

@@ -10,8 +10,10 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from spectrain.evaluation.answers import Answers, Clusters
 from spectrain.evaluation.blocks import rate_ratio
-from spectrain.evaluation.samples import PLAIN, Contender, Sample
+from spectrain.evaluation.figures import one
+from spectrain.evaluation.samples import PLAIN
 from spectrain.evaluation.verdict import FEWEST_CONVERSATIONS
 
 EVERYTHING = "everything"  # the teacher-forced rows over all kinds
@@ -19,12 +21,12 @@ OWN_TARGET = "its target was trained with it: another law than the original's"
 _TAKEN = ("tokens_per_second", "accepted_draft_tokens_per_second", "speedup", "tokens_per_round")
 
 
-def leaderboard(group: Sequence[Contender], blocks: Sequence[Mapping[str, Any]], inexact: set[str], sampler: str,
+def leaderboard(group: Sequence[Answers], blocks: Sequence[Mapping[str, Any]], inexact: set[str], sampler: str,
                 context: Mapping[str, Any]) -> dict[str, Any]:  # fmt: skip
     """Rank the contenders of one sampler.
 
     Args:
-        group: their samples, in the order of ``blocks``.
+        group: their answers, in the order of ``blocks``.
         blocks: their blocks of the document, plain decoding's among them.
         inexact: names of contenders whose greedy output differs from plain decoding's by more than rounding.
         sampler: its name, as the teacher-forced rows call it.
@@ -41,18 +43,18 @@ def leaderboard(group: Sequence[Contender], blocks: Sequence[Mapping[str, Any]],
     return {**_board(group, blocks, inexact, sampler, context, None), "by_kind": by_kind}
 
 
-def _board(group: Sequence[Contender], blocks: Sequence[Mapping[str, Any]], inexact: set[str], sampler: str,
+def _board(group: Sequence[Answers], blocks: Sequence[Mapping[str, Any]], inexact: set[str], sampler: str,
            context: Mapping[str, Any], kind: str | None) -> dict[str, Any]:  # fmt: skip
-    samples = {c.name: [s for s in c.samples if kind is None or s.is_of(kind)] for c in group}
+    answers = {c.name: c.clusters(c.of_kind(kind)) for c in group}
     alphas = _alphas(context.get("teacher_forced") or (), sampler, kind or EVERYTHING)
     rows = []
     for block in blocks:
         numbers = block["pooled"] if kind is None else block["by_kind"][kind]
-        row = _row(block, numbers, samples[block["contender"]], context["drafters"], alphas)
+        row = _row(block, numbers, context["drafters"], alphas)
         rows.append({**row, "why": _why(block, inexact)})
     rows.sort(key=lambda row: row["tokens_per_second"]["value"], reverse=True)
     return {
-        "ranked": _ranked([row for row in rows if row["why"] is None], samples),
+        "ranked": _ranked([row for row in rows if row["why"] is None], answers),
         "apart": [{**row, "rank": None, "tied": False, "above": None} for row in rows if row["why"] is not None],
     }
 
@@ -66,8 +68,8 @@ def _why(block: Mapping[str, Any], inexact: set[str]) -> str | None:
     return OWN_TARGET if block["baseline"] != PLAIN else None
 
 
-def _row(block: Mapping[str, Any], numbers: Mapping[str, Any], samples: Sequence[Sample],
-         drafters: Mapping[str, Any], alphas: Mapping[str, float]) -> dict[str, Any]:  # fmt: skip
+def _row(block: Mapping[str, Any], numbers: Mapping[str, Any], drafters: Mapping[str, Any],
+         alphas: Mapping[str, float]) -> dict[str, Any]:  # fmt: skip
     name = block["drafter"]
     known, cost = drafters.get(name) or {}, numbers["cost"] or {}
     training = known.get("training") or {}
@@ -78,7 +80,7 @@ def _row(block: Mapping[str, Any], numbers: Mapping[str, Any], samples: Sequence
         "draft_cost_per_round": cost.get("draft_cost_per_round"),
         "verify_cost_per_round": cost.get("verify_cost_per_round"),
         "drafter_bytes": known.get("bytes"),
-        "state_bytes": max((s.state_bytes for s in samples if s.state_bytes is not None), default=None),
+        "state_bytes": numbers["memory"]["state_bytes"],
         "training_seconds": training.get("seconds"),
         "training_answer_tokens": training.get("answer_tokens"),
     }
@@ -93,14 +95,14 @@ def _alphas(rows: Sequence[Mapping[str, Any]], sampler: str, kind: str) -> dict[
     }
 
 
-def _ranked(rows: Sequence[Mapping[str, Any]], samples: Mapping[str, Sequence[Sample]]) -> list[dict[str, Any]]:
+def _ranked(rows: Sequence[Mapping[str, Any]], answers: Mapping[str, Clusters]) -> list[dict[str, Any]]:
     ranked: list[dict[str, Any]] = []
     for place, row in enumerate(rows, start=1):
         rank, above = place, None
         if ranked:
-            better, own = ranked[-1]["contender"], samples[row["contender"]]
-            above = {"contender": better, "ratio": rate_ratio(own, samples[better])}
-            if _undecided(above["ratio"], len({sample.conversation for sample in own})):
+            better, own = ranked[-1]["contender"], answers[row["contender"]]
+            above = {"contender": better, "ratio": one(rate_ratio(own, answers[better]))}
+            if _undecided(above["ratio"], len(own)):
                 rank = ranked[-1]["rank"]
         ranked.append({**row, "rank": rank, "above": above})
     shared = Counter(row["rank"] for row in ranked)

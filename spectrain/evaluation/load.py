@@ -22,7 +22,8 @@ from spectrain.evaluation.verdict import FEWEST_CONVERSATIONS
 from spectrain.evaluation.wording import interval, number
 from spectrain.evaluation.workbench import Prompt, Stopwatch, table
 from spectrain.exact.sampler import Sampler
-from spectrain.measures import pooled_rate, ratio_of_ratios_interval
+from spectrain.intervals import ratio_of_ratios_interval
+from spectrain.measures import pooled_rate
 from spectrain.target import Target
 
 WARM_UP = 4  # tokens of every contender at every batch size that are thrown away

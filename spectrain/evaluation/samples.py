@@ -7,8 +7,8 @@ sampler. Samples of one conversation form a cluster: they are resampled together
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import MISSING, dataclass, replace
 from typing import Any
 
 from spectrain.decoding.verification import is_lossy
@@ -16,6 +16,8 @@ from spectrain.errors import SpectrainError
 
 PLAIN = "plain"
 LOSSY = "LOSSY"  # in the name of every contender whose output has another law than the target's
+
+CLIPS = ("eos", "budget", "stop")  # why a round kept less, or was asked for less, than usual
 
 # The parts of a generation are timed one by one, the whole is timed around them. Parts that exceed the whole
 # by more than this (relative, and seconds) mean that the clock was read wrongly.
@@ -31,6 +33,11 @@ class Sample:
     plain decoding has none. ``k`` is a chain's length, 0 for plain decoding, None for a tree. The first of
     ``new_tokens`` comes from prefill, all others from rounds. ``state_bytes`` is the most that the drafter's state
     held; None where it was not recorded. ``baseline`` is the contender that is plain decoding of the same target.
+
+    ``turn`` says which of the assistant's turns was answered, 1 being the first; ``seed_index`` which of the answers to
+    it this is. Where decoding recorded them: ``visited_alpha`` [Σ α, n] for each draft position over the positions that
+    were tested; ``confidence`` [Σ q, tested, accepted] for each of ten bins of the drafted token's probability q;
+    ``pit`` the bins of the law test; ``cache_bytes`` the most that the target's cache held; ``energy_j`` joules.
     """
 
     conversation: str
@@ -43,6 +50,7 @@ class Sample:
     lossy: bool
     sampler: dict[str, Any]
     seed: int
+    prompt_tokens: int
     new_tokens: int
     rounds: tuple[tuple[int, int, int, str | None, int], ...]
     prefill_s: float
@@ -54,10 +62,13 @@ class Sample:
     first_difference: dict[str, Any] | None
     state_bytes: int | None = None
     baseline: str = PLAIN
-
-    def is_of(self, kind: str) -> bool:
-        """Whether the conversation is of this kind or of one below it: "narrow/sql" is of "narrow"."""
-        return f"{self.kind}/".startswith(f"{kind}/")
+    turn: int | None = None
+    seed_index: int = 0
+    visited_alpha: list[list[float]] | None = None
+    confidence: list[list[float]] | None = None
+    pit: dict[str, Any] | None = None
+    cache_bytes: int | None = None
+    energy_j: float | None = None
 
     @property
     def depth(self) -> int:
@@ -79,16 +90,25 @@ class Sample:
         return self.drafter, json.dumps(self.shape, sort_keys=True), self.verification, self.lossy, self.baseline
 
     @property
-    def decode_s(self) -> float:
-        """Everything after prefill."""
-        return self.total_s - self.prefill_s
-
-    @property
     def sampler_key(self) -> str:
         return json.dumps(self.sampler, sort_keys=True)
 
+    def without_rounds(self) -> Sample:
+        """What it says of its contender, without its content."""
+        return replace(self, rounds=(), visited_alpha=None, confidence=None, pit=None, first_difference=None)
+
     def __str__(self) -> str:
         return f"sample of conversation {self.conversation!r}, contender {self.contender!r}"
+
+
+def is_of(kind: str, group: str) -> bool:
+    """Whether a kind is this one or lies below it: "narrow/sql" is of "narrow"."""
+    return f"{kind}/".startswith(f"{group}/")
+
+
+LATER = {  # not in the samples of earlier versions
+    name: field.default for name, field in Sample.__dataclass_fields__.items() if field.default is not MISSING
+}
 
 
 def kind_and_parents(kind: str) -> list[str]:
@@ -102,9 +122,8 @@ def parse_sample(raw: Mapping[str, Any]) -> Sample:
 
     Raises ``SpectrainError`` naming the sample and the field.
     """
-    later = {"state_bytes": None, "baseline": PLAIN}  # not in samples of earlier versions
-    values = {name: _field(raw, name) for name in Sample.__dataclass_fields__ if name not in later}
-    values |= {name: raw.get(name, missing) for name, missing in later.items()}
+    values = {name: raw[name] if name in raw else missing for name, missing in LATER.items()}
+    values |= {name: _field(raw, name) for name in Sample.__dataclass_fields__ if name not in LATER}
     values["conversation"] = str(values["conversation"])
     values["kind"] = str(values["kind"] or "unlabelled")
     values["rounds"] = tuple(_round(raw, found) for found in values["rounds"])
@@ -161,8 +180,14 @@ def _check_rounds(sample: Sample) -> None:
         if not proposed <= nodes <= most or (nodes != proposed and not sample.tree):
             what = f"from {proposed} to {most}" if sample.tree else f"{proposed}, as many as it is deep"
             raise SpectrainError(f"{sample}: round {number} had {nodes} nodes, expected {what}")
-        if clipped not in (None, "eos", "budget"):
-            raise SpectrainError(f"{sample}: round {number} is clipped by {clipped!r}; expected eos, budget or null")
+        if clipped not in (None, *CLIPS):
+            expected = ", ".join(CLIPS)
+            raise SpectrainError(f"{sample}: round {number} is clipped by {clipped!r}; expected {expected} or null")
+        if clipped is None and committed != accepted + 1:
+            raise SpectrainError(
+                f"{sample}: round {number} accepted {accepted} and committed {committed} tokens without being clipped; "
+                "expected accepted + 1: the decoder loses or invents tokens, or does not mark clipped rounds"
+            )
     from_rounds = 1 + sum(committed for _, _, committed, _, _ in sample.rounds)
     if sample.new_tokens != from_rounds:
         raise SpectrainError(
@@ -181,82 +206,3 @@ def _check_times(sample: Sample) -> None:
             f"{sample}: prefill, draft, verification and overhead take {sum(parts.values()):.4f} s of a "
             f"total of {sample.total_s:.4f} s; synchronise the device at both ends of every part"
         )
-
-
-def seconds_of(samples: Iterable[Sample]) -> dict[str, float]:
-    """Summed seconds by part, and ``total``; ``unaccounted`` is what the total holds beyond the parts."""
-    samples = list(samples)
-    parts = ("prefill", "draft", "verify", "overhead", "total")
-    seconds = {part: sum(getattr(sample, f"{part}_s") for sample in samples) for part in parts}
-    total = seconds.pop("total")
-    return {**seconds, "unaccounted": max(total - sum(seconds.values()), 0.0), "total": total}
-
-
-@dataclass(frozen=True)
-class Contender:
-    """All samples of one contender with one sampler; the first tells what it is."""
-
-    name: str
-    samples: list[Sample]
-
-    @property
-    def first(self) -> Sample:
-        return self.samples[0]
-
-
-def group_by_sampler(raws: Iterable[Mapping[str, Any]]) -> list[tuple[dict[str, Any], list[Contender]]]:
-    """Samples → for every sampler its contenders, plain first, all on the same conversations.
-
-    Raises ``SpectrainError`` when a sample is malformed or doubled, plain is missing, or a contender has not
-    answered exactly the conversations (and seeds) that plain has.
-    """
-    groups: dict[str, dict[str, Contender]] = {}
-    samplers: dict[str, dict[str, Any]] = {}
-    for sample in map(parse_sample, raws):
-        samplers.setdefault(sample.sampler_key, sample.sampler)
-        contenders = groups.setdefault(sample.sampler_key, {})
-        contender = contenders.setdefault(sample.contender, Contender(sample.contender, []))
-        contender.samples.append(sample)
-        if contender.first.measured != sample.measured:
-            raise SpectrainError(
-                f"{sample}: drafter, shape and verification are {sample.measured[:3]}, but other samples of this "
-                f"contender have {contender.first.measured[:3]}; give each its own contender name"
-            )
-    if not groups:
-        raise SpectrainError("there are no raw samples to summarise; run the acceptance evaluation first")
-    return [(samplers[key], _paired(key, contenders)) for key, contenders in groups.items()]
-
-
-def _paired(sampler_key: str, contenders: dict[str, Contender]) -> list[Contender]:
-    if PLAIN not in contenders:
-        raise SpectrainError(
-            f"sampler {sampler_key}: no samples of plain decoding, so nothing to compare with; "
-            f"found {', '.join(contenders)}"
-        )
-    plain = contenders[PLAIN]
-    expected = _keys(plain)
-    for contender in contenders.values():
-        if contender.first.baseline not in contenders:
-            raise SpectrainError(
-                f"sampler {sampler_key}: {contender.name!r} is to be compared with {contender.first.baseline!r}, which "
-                f"has no samples; found {', '.join(contenders)}"
-            )
-        found = _keys(contender)
-        if found != expected:
-            name, seed, _ = min(found ^ expected)
-            raise SpectrainError(
-                f"sampler {sampler_key}: {contender.name!r} and plain decoding must answer the same "
-                f"conversations; {name!r} (seed {seed}) is only in one; finish or restart the evaluation"
-            )
-    return [plain, *(c for c in contenders.values() if c is not plain)]
-
-
-def _keys(contender: Contender) -> set[tuple[str, int, str]]:
-    keys = [(s.conversation, s.seed, s.kind) for s in contender.samples]
-    if len(set(keys)) != len(keys):
-        doubled = next(key for key in keys if keys.count(key) > 1)
-        raise SpectrainError(
-            f"contender {contender.name!r} answered conversation {doubled[0]!r} (seed {doubled[1]}) more "
-            f"than once; start the evaluation with an empty samples file"
-        )
-    return set(keys)

@@ -25,7 +25,8 @@ from spectrain.evaluation.acceptance import output_difference
 from spectrain.evaluation.wording import DASH, interval, number, percent
 from spectrain.evaluation.workbench import Prompt, Stopwatch, table
 from spectrain.exact.sampler import Sampler
-from spectrain.measures import Interval, pooled_rate, ratio_of_ratios_interval
+from spectrain.intervals import Interval, ratio_of_ratios_interval
+from spectrain.measures import pooled_rate
 from spectrain.shapes import Chain, DynamicTree, Shape
 from spectrain.target import Target
 

@@ -13,13 +13,18 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from spectrain.errors import SpectrainError
-from spectrain.evaluation.blocks import STATISTICS, number_block
+from spectrain.evaluation.answers import Answers, gather
+from spectrain.evaluation.bands import by_band
+from spectrain.evaluation.blocks import number_block
+from spectrain.evaluation.consistency import check_contender
 from spectrain.evaluation.costs import add_predictions_from_siblings
 from spectrain.evaluation.document import SCHEMA, check_document
+from spectrain.evaluation.figures import STATISTICS
 from spectrain.evaluation.leaderboard import leaderboard
-from spectrain.evaluation.samples import PLAIN, Contender, group_by_sampler, kind_and_parents
+from spectrain.evaluation.samples import PLAIN, kind_and_parents
 from spectrain.evaluation.verdict import exactness_block, verdict_block
 from spectrain.exact.sampler import Sampler
+from spectrain.intervals import METHOD
 
 CONTEXT = {
     "target": ("name",),
@@ -28,37 +33,38 @@ CONTEXT = {
     "device": ("name", "threads", "dtype"),
     "versions": (),
 }
+SECTIONS: dict[str, Any] = {"teacher_forced": list, "calibration": list, "draft_vocabulary": list, "drift": dict}
+"""What a context may bring along that the document has beside it."""
 
 
 def summarise(samples: Iterable[Mapping[str, Any]], *, context: Mapping[str, Any]) -> dict[str, Any]:
     """Make the acceptance document from raw samples.
 
     Args:
-        samples: JSON objects as ``evaluation/acceptance.py`` writes them, one for each conversation,
-            contender and sampler (see ``Sample``).
+        samples: JSON objects as ``evaluation/acceptance.py`` writes them, one for each conversation, seed,
+            contender and sampler (see ``Sample``). They are read once and not kept.
         context: what was measured, and how: ``target``, ``drafter``, ``traffic``, ``device``, ``versions``
             (see ``CONTEXT`` for their keys; a target that its bundle changed in training has ``derived_from``), any
             other JSON value, optionally ``teacher_forced``: a list of
-            {temperature, kind, depth, alpha, coverage, positions}, and ``drafters``, which asks for a leaderboard:
-            what is known of each (see ``leaderboard``), and ``drift`` (see ``evaluation/drift.py``): by drafter.
+            {temperature, kind, depth, alpha, interval, positions, conversations}, ``calibration`` and
+            ``draft_vocabulary``, ``drafters``, which asks for a leaderboard: what is known of each (see
+            ``leaderboard``), ``memory``: bytes of weights, ``target`` and by drafter, and ``drift`` (see
+            ``evaluation/drift.py``): by drafter.
 
     Returns:
-        A JSON object: ``schema``, ``context``, ``statistics``, ``teacher_forced``, ``drift``, ``samplers``.
+        A JSON object: ``schema``, ``context``, ``statistics``, the sections of the context, ``samplers``.
 
     Raises:
         SpectrainError: malformed samples, missing context, or numbers that contradict one another: rounds
             that commit other than accepted + 1 tokens without being clipped, or a speedup above τ.
     """
     _check_context(context)
-    samplers = [_sampler_block(sampler, group, context) for sampler, group in group_by_sampler(samples)]
+    samplers = [_sampler_block(sampler, group, context) for sampler, group in gather(samples)]
     document = {
         "schema": SCHEMA,
-        "context": {
-            key: copy.deepcopy(value) for key, value in context.items() if key not in ("teacher_forced", "drift")
-        },
-        "statistics": dict(STATISTICS),
-        "teacher_forced": copy.deepcopy(list(context.get("teacher_forced") or [])),
-        "drift": copy.deepcopy(dict(context.get("drift") or {})),
+        "context": {key: copy.deepcopy(value) for key, value in context.items() if key not in SECTIONS},
+        "statistics": _statistics(samplers),
+        **{key: copy.deepcopy(kind(context.get(key) or ())) for key, kind in SECTIONS.items()},
         "samplers": samplers,
     }
     check_document(document)
@@ -74,26 +80,42 @@ def _check_context(context: Mapping[str, Any]) -> None:
                 raise SpectrainError(f"summary context: {section}.{key} is missing")
 
 
-def _sampler_block(sampler: dict[str, Any], group: list[Contender], context: Mapping[str, Any]) -> dict[str, Any]:
-    plain, by_name = group[0], {contender.name: contender for contender in group}
-    kinds = sorted({kind for sample in plain.samples for kind in kind_and_parents(sample.kind)})
-    contenders = [_contender_block(contender, by_name[contender.first.baseline], kinds) for contender in group]
+def _statistics(samplers: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """How intervals were made, and what a verdict's would have to be at: it chooses among several contenders."""
+    candidates = [
+        sum(c["shape"] is not None and not c["lossy"] and c["baseline"] == PLAIN for c in block["contenders"])
+        for block in samplers
+    ]
+    comparisons = max(candidates)
+    error = (1 - STATISTICS["confidence"]) / max(comparisons, 1)
+    return {**STATISTICS, "method": METHOD, "comparisons": comparisons, "adjusted_confidence": 1 - error}
+
+
+def _sampler_block(sampler: dict[str, Any], group: list[Answers], context: Mapping[str, Any]) -> dict[str, Any]:
+    plain, by_name = group[0], {answers.name: answers for answers in group}
+    kinds = sorted({kind for found in set(plain.kinds) for kind in kind_and_parents(found)})
+    contenders = [_contender_block(answers, by_name[answers.first.baseline], kinds, context) for answers in group]
+    for contender in contenders:
+        check_contender(
+            contender, len(set(zip(plain.conversations, plain.kinds, strict=True))) == len(plain.clusters())
+        )
     add_predictions_from_siblings(contenders)
     described = Sampler(**sampler)
     exactness = [
-        exactness_block(c.name, c.samples, str(context["device"]["dtype"]))
-        for c in group
-        if described.greedy and c.first.shape is not None
+        exactness_block(answers, str(context["device"]["dtype"]))
+        for answers in group
+        if described.greedy and answers.first.shape is not None
     ]
     drafting = [c for c in contenders if c["shape"] is not None]
     inexact = {block["contender"] for block in exactness if block["unexplained"] and not block["lossy"]}
     return {
         "name": described.describe(),
         "sampler": sampler,
-        "conversations": len({sample.conversation for sample in plain.samples}),
+        "conversations": len(plain.clusters()),
         "kinds": kinds,
         "contenders": contenders,
         "exactness": exactness,
+        "distribution": None,
         "leaderboard": (
             leaderboard(group, contenders, inexact, described.describe(), context) if context.get("drafters") else None
         ),
@@ -115,14 +137,19 @@ def _verdicts(contenders: Sequence[dict[str, Any]], kinds: Sequence[str], inexac
     }
 
 
-def _contender_block(contender: Contender, plain: Contender, kinds: Sequence[str]) -> dict[str, Any]:
-    def block(kind: str | None) -> dict[str, Any]:
-        chosen = [[s for s in c.samples if kind is None or s.is_of(kind)] for c in (contender, plain)]
-        return number_block(contender.name, kind, *chosen)
+def _contender_block(own: Answers, plain: Answers, kinds: Sequence[str], context: Mapping[str, Any]) -> dict[str, Any]:
+    weights, first = context.get("memory") or {}, own.first
+    memory = {
+        "target_bytes": weights.get("target"),
+        "drafter_bytes": 0 if first.shape is None else (weights.get("drafters") or {}).get(first.drafter),
+    }
 
-    first = contender.first
+    def block(kind: str | None) -> dict[str, Any]:
+        chosen = [answers.clusters(answers.of_kind(kind)) for answers in (own, plain)]
+        return number_block(own.name, kind, *chosen, memory)
+
     return {
-        "contender": contender.name,
+        "contender": own.name,
         "drafter": first.drafter,
         "k": first.k,
         "shape": first.shape,
@@ -133,4 +160,5 @@ def _contender_block(contender: Contender, plain: Contender, kinds: Sequence[str
         "baseline": first.baseline,
         "pooled": block(None),
         "by_kind": {kind: block(kind) for kind in kinds},
+        "by_band": by_band(own, plain),
     }

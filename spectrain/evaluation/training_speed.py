@@ -31,8 +31,8 @@ from spectrain.evaluation.memory import MEBIBYTE, Gauge
 from spectrain.evaluation.wording import interval, number
 from spectrain.evaluation.workbench import Stopwatch, machine, shown_name, table
 from spectrain.heads import OutputHead, soft_capped
+from spectrain.intervals import percentile_interval
 from spectrain.losses import depth_weights, supervised
-from spectrain.measures import percentile_interval
 from spectrain.target import FeatureBatch, load_target
 
 CHUNKED, ALL_LOGITS = "in chunks", "all logits at once"

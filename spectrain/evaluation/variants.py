@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from spectrain.errors import SpectrainError
-from spectrain.measures import RESAMPLE_CELLS, Interval, percentile_interval
+from spectrain.intervals import RESAMPLE_CELLS, Interval, percentile_interval
 
 EVERYTHING = "everything"
 FIRST, MEAN, ROUNDS = "alpha_depth_1", "alpha_mean_depth", "tokens_per_round"

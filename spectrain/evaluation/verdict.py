@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from spectrain.evaluation.samples import Sample
+from spectrain.evaluation.answers import Answers
 
 # With n conversations that are all faster, chance alone does this with probability 2^-n: below 6 that
 # exceeds the 2.5% each side of a 95% interval, however narrow the bootstrap, which knows no other, makes it.
@@ -22,7 +22,7 @@ def near_tie_gap(dtype: str) -> float:
     return NEAR_TIE.get(dtype.removeprefix("torch."), NEAR_TIE["float32"])
 
 
-def exactness_block(contender: str, samples: Sequence[Sample], dtype: str) -> dict[str, Any]:
+def exactness_block(answers: Answers, dtype: str) -> dict[str, Any]:
     """Greedy outputs beside plain decoding's, token by token.
 
     Returns:
@@ -30,29 +30,17 @@ def exactness_block(contender: str, samples: Sequence[Sample], dtype: str) -> di
         in ``dtype`` explains), ``unexplained`` (the rest), and every first difference: position and gap. Of a ``lossy``
         contender nothing else is expected than that outputs differ: its ``unexplained`` are no fault.
     """
-    limit = near_tie_gap(dtype)
-    compared = [sample for sample in samples if sample.equal_to_plain is not None]
-    differences = [_difference(sample) for sample in compared if not sample.equal_to_plain]
+    limit, differences = near_tie_gap(dtype), answers.differences
     near = [d for d in differences if d["logit_gap"] is not None and abs(d["logit_gap"]) <= limit]
     return {
-        "contender": contender,
-        "lossy": any(sample.lossy for sample in samples),
-        "compared": len(compared),
-        "equal": len(compared) - len(differences),
+        "contender": answers.name,
+        "lossy": answers.first.lossy,
+        "compared": answers.compared,
+        "equal": answers.compared - len(differences),
         "near_ties": len(near),
         "unexplained": len(differences) - len(near),
         "near_tie_gap": limit,
         "differences": differences,
-    }
-
-
-def _difference(sample: Sample) -> dict[str, Any]:
-    found = sample.first_difference or {}
-    return {
-        "conversation": sample.conversation,
-        "kind": sample.kind,
-        "position": found.get("position"),
-        "logit_gap": found.get("logit_gap"),
     }
 
 

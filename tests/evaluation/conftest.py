@@ -22,10 +22,26 @@ MORE = {TREE: ("eagle3", 5, 0.12, 1.9, 0.05), LOSSY: ("eagle3", 5, 0.10, 1.55, 0
 DYNAMIC = {"type": "dynamic tree", "depth": 5, "nodes": 16, "top_k": 4}
 
 
+def forced_row(**changes: Any) -> dict[str, Any]:
+    """A teacher-forced row of a context."""
+    alpha = changes.get("alpha", 0.5)
+    return {
+        "temperature": 1.0,
+        "kind": "everything",
+        "depth": 0,
+        "alpha": alpha,
+        "interval": {"value": alpha, "low": alpha - 0.05, "high": alpha + 0.05},
+        "positions": 900,
+        "conversations": 20,
+        **changes,
+    }
+
+
 class Simulator:
     """``simulator.samples(...)`` → raw samples; ``simulator.context`` → what surrounds them."""
 
     tree, lossy = TREE, LOSSY
+    forced_row = staticmethod(forced_row)
     context: dict[str, Any] = {  # noqa: RUF012
         "target": {"name": "HuggingFaceTB/SmolLM2-135M-Instruct", "revision": "main"},
         "drafter": {"name": "eagle3-smollm2", "parameters": 9_400_000},
@@ -74,6 +90,8 @@ def _labels(conversation: str, kind: str, temperature: float) -> dict[str, Any]:
         "temperature": temperature,
         "sampler": {"temperature": temperature, "top_k": None, "top_p": None},
         "seed": 0,
+        "seed_index": 0,
+        "turn": 1,
         "prompt_tokens": 40,
         "equal_to_plain": True if greedy else None,
         "first_difference": None,

@@ -111,9 +111,9 @@ def test_what_changes_the_output_stands_apart_without_a_rank(board):
     assert all((row["rank"], row["tied"], row["above"]) == (None, False, None) for row in found["apart"])
 
 
-def test_a_row_holds_what_was_measured_and_what_is_known(board):
+def test_a_row_holds_what_was_measured_and_what_is_known(board, simulator):
     rows = [
-        {"drafter": "a", "prefixes": prefixes, "temperature": 1.0, "kind": kind, "depth": depth, "alpha": alpha}
+        simulator.forced_row(drafter="a", prefixes=prefixes, kind=kind, depth=depth, alpha=alpha)
         for prefixes, kind, depth, alpha in (
             ("greedy (T=0)", "everything", 0, 0.625), ("greedy (T=0)", "everything", 1, 0.1),
             ("greedy (T=0)", "desk", 0, 0.2), ("T=1", "everything", 0, 0.3),
@@ -183,9 +183,9 @@ def test_a_missing_part_is_named(document):
         check_document(broken)
 
 
-def test_the_plot_of_several_drafters_has_a_line_for_each(document, monkeypatch):
+def test_the_plot_of_several_drafters_has_a_line_for_each(document, simulator, monkeypatch):
     rows = [
-        {"drafter": d, "prefixes": p, "temperature": 1.0, "kind": kind, "depth": depth, "alpha": 0.5}
+        simulator.forced_row(drafter=d, prefixes=p, kind=kind, depth=depth, alpha=0.5)
         for d in ("a", "b") for p in ("greedy (T=0)", "T=1") for kind in ("everything", "desk") for depth in (0, 1)
     ]  # fmt: skip
     drawn = []
@@ -209,7 +209,7 @@ def by_kind(simulator):
         for found in run(speeds, conversations=7):
             samples.append(found | {"kind": kind, "conversation": f"{kind} {found['conversation']}"})
     rows = [
-        {"drafter": "a", "prefixes": "greedy (T=0)", "temperature": 1.0, "kind": kind, "depth": 0, "alpha": alpha}
+        simulator.forced_row(drafter="a", prefixes="greedy (T=0)", kind=kind, depth=0, alpha=alpha)
         for kind, alpha in (("everything", 0.5), ("narrow", 0.75), ("open", 0.25))
     ]
     return summarise(samples, context=simulator.context | {"drafters": FACTS, "teacher_forced": rows})

@@ -23,9 +23,7 @@ def document(simulator):
     samples = simulator.samples(ALPHAS, conversations=8) + simulator.samples(ALPHAS, conversations=8, temperature=1.0)
     samples[1] |= {"equal_to_plain": False, "first_difference": {"position": 3, "logit_gap": 2e-5}}
     forced = [
-        {"temperature": 1.0, "kind": kind, "depth": depth, "alpha": 0.8 - 0.1 * depth, "positions": 900}
-        for kind in ALPHAS
-        for depth in (1, 2, 3)
+        simulator.forced_row(kind=kind, depth=depth, alpha=0.8 - 0.1 * depth) for kind in ALPHAS for depth in (1, 2, 3)
     ]
     return summarise(samples, context=simulator.context | {"teacher_forced": forced})
 
@@ -127,7 +125,7 @@ def test_one_conversation_and_plain_alone_still_render(simulator, tmp_path):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda d: d.update(schema="spectrain.acceptance/2"), "spectrain.acceptance/3"),
+        (lambda d: d.update(schema="spectrain.acceptance/3"), "spectrain.acceptance/4"),
         (lambda d: d["context"]["device"].pop("threads"), r"context\.device\.threads"),
         (
             lambda d: d["samplers"][1]["contenders"][2]["by_kind"]["chat"].pop("tokens_per_round"),
@@ -270,7 +268,7 @@ def test_the_picture_writes_a_lossy_name_in_red(wide, simulator, monkeypatch, tm
 def test_teacher_forced_rows_on_several_samplers_answers_are_told_apart(simulator):
     """One line a kind in the plot, of the first sampler's answers; the tables name whose answers they were."""
     rows = [
-        {"drafter": "eagle3", "prefixes": prefixes, "temperature": 1.0, "kind": "desk", "depth": depth, "alpha": alpha}
+        simulator.forced_row(drafter="eagle3", prefixes=prefixes, kind="desk", depth=depth, alpha=alpha)
         for prefixes, alpha in (("greedy (T=0)", 0.75), ("T=1", 0.25))
         for depth in (0, 1)
     ]

@@ -15,7 +15,7 @@ from spectrain.drafters.base import Drafter
 from spectrain.drafters.ngram import NgramConfig, NgramDrafter, NgramState
 from spectrain.evaluation.workbench import Prompt
 from spectrain.exact.sampler import Sampler
-from spectrain.measures import ratio_interval
+from spectrain.intervals import ratio_interval
 from spectrain.shapes import Chain
 from spectrain.target import Target
 
