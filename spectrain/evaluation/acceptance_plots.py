@@ -241,5 +241,6 @@ def _draw_law(figure: Figure, tests: Sequence[dict[str, Any]]) -> None:
         axes.plot(places, heights, color=colour, marker=marker, markersize=3.5, linewidth=1, linestyle=line,
                   label=test["contender"])  # fmt: skip
     axes.set(xlabel="place in the target's law, likeliest first", ylabel="tokens ÷ expected", xlim=(0, 1))
+    axes.margins(y=0.1)
     axes.set_ylim(bottom=0)
     legend(figure)

@@ -11,6 +11,7 @@ from matplotlib.ticker import NullLocator
 
 from spectrain.evaluation.axes import error, legend, styled
 from spectrain.evaluation.svg import INK, Plot, draw_svg
+from spectrain.evaluation.wording import LOSSY
 
 _SPEED = "Filled: faster than plain decoding of the same batch, beyond the interval. Above the line at 1 is a gain."
 _COSTS = "Time to verify k draft tokens, in plain steps of the same batch: at 1, verification is as cheap as decoding."
@@ -20,9 +21,10 @@ def load_plots(load: Mapping[str, Any] | None) -> list[Plot]:
     """Speedup against batch size, and v against it; nothing when no load was measured."""
     if load is None:
         return []
-    count = len({row["contender"] for row in load["rows"] if row["speedup"]})
+    names = {row["contender"] for row in load["rows"] if row["speedup"]}
+    lossy = [name for name in names if LOSSY in name]
     speed, costs = "Speedup by batch size", "Verification cost v by batch size"
-    return [Plot(speed, _SPEED, draw_svg(_draw_speed, load, "load", speed, rows=count)),
+    return [Plot(speed, _SPEED, draw_svg(_draw_speed, load, "load", speed, rows=len(names), lossy=lossy)),
             Plot(costs, _COSTS, draw_svg(_draw_costs, load, "load-v", costs))]  # fmt: skip
 
 

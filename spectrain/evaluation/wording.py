@@ -10,6 +10,7 @@ from typing import Any
 
 DASH = "–"
 PLAIN = "plain"
+LOSSY = "LOSSY"  # in the name of every contender whose output has another law than the target's
 CHANGED = "the bundle's own, changed target"
 
 
@@ -100,7 +101,7 @@ def sentence(verdict: Mapping[str, Any], confidence: str, *, changed: bool = Fal
     )
     if verdict["decision"] == "on":
         batch = verdict["up_to_batch"]
-        return f"{gain}." + (f" It pays up to batch {batch}, as far as was measured." if batch else "")
+        return f"{gain}." + (f" Measured in batches, it pays up to batch {batch}." if batch else "")
     return f"At best, {gain}: {verdict['reason']}."
 
 

@@ -36,7 +36,9 @@ def complete(document: dict[str, Any]) -> dict[str, Any]:
     coverage = [{"drafter": d, "kind": "everything", "coverage": interval(0.97, 0.01), "tokens": 4100} for d in drafters]
     _fill(document, "draft_vocabulary", coverage)
     _fill(document, "load", _load(chains))
-    _fill(document, "cost_model", {"chains": [_chain(c) for c in chains], "goodput": None})
+    document.setdefault("cost_model", {})
+    for key, value in _cost_model(document["samplers"]).items():
+        _fill(document["cost_model"], key, value)
     return document
 
 
@@ -58,6 +60,8 @@ def _complete_sampler(block: dict[str, Any]) -> None:
     verdict = block["verdict"]
     for holder in (verdict, *verdict["by_drafter"].values()):
         for found in (holder["overall"], *holder["by_kind"].values()):
+            _fill(found, "comparisons", 3)
+            found.setdefault("adjusted", found["best"] and found["best"]["decode_speedup"])
             _fill(found, "up_to_batch", 8 if found["decision"] == "on" else None)
             _fill(found, "would_change", "α below 0.52 at k=5, or a draft cost above 0.3 steps")
 
@@ -120,25 +124,44 @@ def _load(chains: list[dict[str, Any]]) -> dict[str, Any]:
     batches, rows = [1, 2, 4, 8, 16], []
     for number, chain in enumerate([None, *chains]):
         for place, batch in enumerate(batches):
-            gain = 1.9 - 0.1 * number - 0.28 * place
-            rows.append({"contender": chain["contender"] if chain else "plain",
-                         "drafter": chain["drafter"] if chain else "plain", "k": chain["k"] if chain else 0,
-                         "batch": batch, "groups": 8, "tokens_per_second": 17.0 * batch**0.8 * (gain if chain else 1),
-                         "tokens_per_round": 2.4 if chain else 1.0, "running": 0.8 * batch, "identical": 8 * batch,
-                         "answers": 8 * batch, "speedup": interval(gain, 0.08) if chain else None,
+            gain = 1.9 - 0.1 * number - 0.28 * place if chain else 1.0
+            rate, paired = 17.0 * batch**0.8 * gain, interval(gain, 0.08) if chain else None
+            who = chain or {"contender": "plain", "drafter": "plain", "k": 0}
+            rows.append({**{key: who[key] for key in ("contender", "drafter", "k")}, "batch": batch, "groups": 8,
+                         "tokens_per_second": rate, "decode_tokens_per_second": 1.1 * rate, "answer_tokens": 60.0,
+                         "tokens_per_round": 2.4 if chain else 1.0, "round_s": 0.1, "prefill_s_per_request": 0.02,
+                         "running": 0.8 * batch, "running_in_decode": 0.8 * batch, "identical": 8 * batch,
+                         "answers": 8 * batch, "speedup": paired, "decode_speedup": paired,
                          "pays": bool(chain) and gain > 1.08})  # fmt: skip
     crossovers = [{"contender": c["contender"], "drafter": c["drafter"], "k": c["k"], "largest_paying_batch": 4,
                    "sentence": f"{c['contender']} pays up to batch 4 (1.24 times as fast); at batch 8 it no longer does."}
                   for c in chains]  # fmt: skip
-    costs = [{"batch": b, "context": 256, "k": k, "rows": k + 1, "seconds": 0.06 * b**0.3 * (1 + 0.05 * k * b), "v":
-              1 + 0.05 * k * b} for b in batches for k in (0, 3, 5)]  # fmt: skip
-    return {"context_tokens": [256], "batches": batches, "verification": costs,
-            "drafting": [{"contender": c["contender"], "batch": b, "c": 0.1} for c in chains for b in batches],
-            "rows": rows, "crossovers": crossovers, "fit": {},
+    costs = [{"batch": b, "context": context, "k": k, "rows": k + 1, "seconds": 0.06 * b**0.3 * (1 + 0.05 * k * b),
+              "v": 1 + 0.05 * k * b} for b in batches for context in (256, 1024) for k in (0, 3, 5)]  # fmt: skip
+    verdicts = [{"batch": b, "decision": "on" if b < 8 else "off", "contender": chains[0]["contender"] if b < 8 else None,
+                 "k": chains[0]["k"] if b < 8 else 0, "reason": "the interval lies above 1", "comparisons": 3,
+                 "speedup": interval(1.5), "adjusted": interval(1.5, 0.05)} for b in batches]  # fmt: skip
+    return {"sampler": "greedy (T=0)", "groups": 8, "repeats": 5, "max_new_tokens": 64, "prompt_tokens": 80.0,
+            "context_tokens": [256, 1024], "batches": batches, "verification": costs, "lines": [], "drafting": [],
+            "rows": rows, "crossovers": crossovers, "by_batch": verdicts,
             "largest_paying_batch": {c["contender"]: 4 for c in chains}}  # fmt: skip
 
 
-def _chain(contender: dict[str, Any]) -> dict[str, Any]:
-    return {"contender": contender["contender"], "drafter": contender["drafter"], "c": 0.1, "v": {"1": 1.5, "8": 2.9},
-            "predicted": 1.61, "measured": 1.55, "relative_difference": 0.039, "best_k": 3,
-            "best_k_by_batch": {"1": 5, "4": 3, "16": 0}, "break_even_alpha": 0.44}  # fmt: skip
+def _cost_model(samplers: list[dict[str, Any]]) -> dict[str, Any]:
+    costs = {"c": 0.1, "v": 1.5, "o": 0.05, "tokens_per_round": 2.4, "predicted": 1.61, "measured": interval(1.55),
+             "relative_difference": 0.039, "unaccounted": 0.01, "break_even_alpha": 0.44, "break_even_c": 0.31,
+             "best_k": 3}  # fmt: skip
+    chains = [
+        {"sampler": block["name"], **{key: c[key] for key in ("contender", "drafter", "k", "verification")}, **costs,
+         "alpha": 0.61, "v_by_k": {"3": 1.4, "5": 1.5}, "best_k_by_batch": {"1": 5, "4": 3, "16": 0},
+         "by_batch": [{"batch": b, "running": 0.9 * b, **costs} for b in (1, 4, 16)]}
+        for block in samplers for c in block["contenders"] if c["k"] and not c["lossy"]
+    ]  # fmt: skip
+    states = [{"contender": name, "k": k, "capacity": 2.5, "saturated": saturated,
+               "running": None if saturated else 3.2, "tokens_per_second": None if saturated else 41.0,
+               "latency_ms_per_token": None if saturated else 71.0}
+              for name, k, saturated in (("plain", 0, True), (chains[0]["contender"], chains[0]["k"], False))]  # fmt: skip
+    best = {"contender": states[1]["contender"], "k": states[1]["k"]}
+    rate = {"request_rate": 2.0, "prompt_tokens": 80.0, "answer_tokens": 60.0, "contenders": states, "best": best,
+            "sentence": f"At 2 requests a second, {best['contender']} is best; plain decoding is saturated."}  # fmt: skip
+    return {"chains": chains, "largest_difference": {"single": 0.039, "by_batch": 0.052}, "goodput": [rate]}
