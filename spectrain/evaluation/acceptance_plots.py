@@ -18,8 +18,12 @@ _VISITED = (
     "true tokens before them. Bands: intervals. The longest chain of each drafter."
 )
 _BANDS = "Committed tokens, the target's own included, with intervals."
-_CALIBRATION = "Share accepted against the drafter's confidence, in ten bins. On the diagonal, confidence is what it says."
-_LAW = "Where sampled tokens fall in the target's law: 1 everywhere if they were drawn from it. The gray band is chance."
+_CALIBRATION = (
+    "Share accepted against the drafter's confidence, in ten bins. On the diagonal, confidence is what it says."
+)
+_LAW = (
+    "Where sampled tokens fall in the target's law: 1 everywhere if they were drawn from it. The gray band is chance."
+)
 BAND_AXES = {"turn": "turn answered", "prompt tokens": "tokens of the prompt", "answer position": "place in the answer"}
 
 
@@ -198,12 +202,13 @@ def calibration_plots(rows: Sequence[dict[str, Any]]) -> list[Plot]:
     given = [pair for pair in given if pair[1]["sampler"] == given[0][1]["sampler"]]
     visited = [(f"{row['source']}, {row['sampler']}", row) for row in rows if row["source"] != "teacher-forced"]
     found = []
-    for name, where, series in (("calibration", "over given answers", given), ("calibrated", "while decoding", visited)):
+    for name, where, series in (
+        ("calibration", "over given answers", given),
+        ("calibrated", "while decoding", visited),
+    ):
         if series:
             title = f"Calibration {where}"
-            found.append(
-                Plot(title, _CALIBRATION, draw_svg(_draw_calibration, series, name, title, rows=len(series)))
-            )
+            found.append(Plot(title, _CALIBRATION, draw_svg(_draw_calibration, series, name, title, rows=len(series))))
     return found
 
 

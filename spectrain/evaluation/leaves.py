@@ -8,7 +8,9 @@ from spectrain.errors import SpectrainError
 
 NUMBER, COUNT, TEXT, FLAG = ("number", "null"), ("integer", "null"), ("string", "null"), ("boolean",)
 LEAVES: dict[str, tuple[str, ...]] = {
-    **dict.fromkeys(("value", "low", "high", "rate", "share", "alpha", "mean", "speedup", "relative_difference"), NUMBER),
+    **dict.fromkeys(
+        ("value", "low", "high", "rate", "share", "alpha", "mean", "speedup", "relative_difference"), NUMBER
+    ),
     **dict.fromkeys(("confidence", "adjusted_confidence", "ece", "mean_confidence", "hit_rate", "half_width"), NUMBER),
     **dict.fromkeys(("statistic", "p_value", "adjusted_p_value", "detectable", "temperature", "logit_gap"), NUMBER),
     **dict.fromkeys(("prefill", "draft", "verify", "overhead", "unaccounted", "total"), NUMBER),

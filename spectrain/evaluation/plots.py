@@ -16,8 +16,12 @@ PARTS = ("prefill", "draft", "verify", "overhead")
 
 _SPEEDUP = "Filled: decoding alone. Open: with prefill. Bars are intervals; right of the line at 1 is a gain."
 _BY_KIND = "Decoding alone, each kind of conversation by itself, with its interval."
-_SURVIVAL = "Share of full rounds in which at least i draft tokens were accepted: of a tree, a path of i. Bands: intervals."
-_CONDITIONAL = "Share of accepted i-th tokens among rounds that proposed one and accepted all before it. Bands: intervals."
+_SURVIVAL = (
+    "Share of full rounds in which at least i draft tokens were accepted: of a tree, a path of i. Bands: intervals."
+)
+_CONDITIONAL = (
+    "Share of accepted i-th tokens among rounds that proposed one and accepted all before it. Bands: intervals."
+)
 _PREFIX = "Share of full rounds by accepted draft tokens (the number in each block), without repair or bonus."
 _TIME = "Milliseconds for each new token, by part. Shorter is faster."
 _COST = "Chains. Lines: predicted from survival and costs at the largest measured k. Markers: measured, with interval."

@@ -65,9 +65,10 @@ def _read(paths: Sequence[Path | str]) -> Documents:
     documents: dict[str, Mapping[str, Any]] = {}
     seen: dict[Path, Path | str] = {}
     for path in paths:
-        before = seen.setdefault(Path(path).resolve(), path)
-        if before is not path:
-            raise SpectrainError(f"document {path} is given twice (before as {before}); give every document once")
+        place = Path(path).resolve()
+        if place in seen:
+            raise SpectrainError(f"document {path} is given twice (before as {seen[place]}); give every document once")
+        seen[place] = path
         documents[str(path)] = read_document(path)
     return documents
 
@@ -178,7 +179,8 @@ def _notes(documents: Documents) -> Iterator[str]:
         for block in reference["samplers"]:
             found = next(b for b in document["samplers"] if b["name"] == block["name"])
             plain, other = (b["contenders"][0]["pooled"]["tokens_per_second"] for b in (block, found))
-            if plain["low"] is not None and (other["high"] < plain["low"] or plain["high"] < other["low"]):
+            known = plain["low"] is not None and other["low"] is not None
+            if known and (other["high"] < plain["low"] or plain["high"] < other["low"]):
                 yield (
                     f"Plain decoding ({block['name']}) made {interval(plain, 1)} tokens/s in {first}, "
                     f"{interval(other, 1)} in {name}: the device was not equally fast; compare speedups, not rates."

@@ -104,10 +104,10 @@ def _leaderboards(board: Mapping[str, Any] | None) -> list[tuple[str, list[Mappi
 
 def _bands(contenders: Sequence[Mapping[str, Any]]) -> dict[str, list[tuple[Mapping[str, Any], Mapping[str, Any]]]]:
     """Of every way to cut the answers up: each contender with each of its bands, where there is more than one."""
-    names = [name for name, bands in contenders[0]["by_band"].items() if len(bands) > 1]
-    return {
-        name: [(c, band) for c in contenders for band in c["by_band"][name] if c["shape"] is not None] for name in names
-    }
+    drafting = [c for c in contenders if c["shape"] is not None]
+    names = contenders[0]["by_band"] if drafting else ()
+    pairs = {name: [(c, band) for c in drafting for band in c["by_band"][name]] for name in names}
+    return {name: found for name, found in pairs.items() if len({band["label"] for _, band in found}) > 1}
 
 
 def visited_rows(block: Mapping[str, Any], forced: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:

@@ -33,7 +33,9 @@ def complete(document: dict[str, Any]) -> dict[str, Any]:
     chains = [c for c in document["samplers"][0]["contenders"] if c["k"]]
     drafters = sorted({c["drafter"] for c in chains})
     _fill(document, "calibration", [_calibration(drafter, depth) for drafter in drafters for depth in (0, 1)])
-    coverage = [{"drafter": d, "kind": "everything", "coverage": interval(0.97, 0.01), "tokens": 4100} for d in drafters]
+    coverage = [
+        {"drafter": d, "kind": "everything", "coverage": interval(0.97, 0.01), "tokens": 4100} for d in drafters
+    ]
     _fill(document, "draft_vocabulary", coverage)
     _fill(document, "load", _load(chains))
     document.setdefault("cost_model", {})
@@ -77,12 +79,16 @@ def _complete_numbers(numbers: dict[str, Any], contender: dict[str, Any], sample
     mean = numbers["accepted_prefix"]["mean"]
     _fill(numbers["accepted_prefix"], "interval", None if mean is None else interval(mean))
     counts = numbers["accepted_prefix"]["histogram"]
-    shares = [{"accepted": i, "share": n / max(sum(counts), 1), "low": None, "high": None} for i, n in enumerate(counts)]
+    shares = [
+        {"accepted": i, "share": n / max(sum(counts), 1), "low": None, "high": None} for i, n in enumerate(counts)
+    ]
     _fill(numbers["accepted_prefix"], "shares", shares)
     if isinstance(numbers["tokens_per_full_round"], float):
         numbers["tokens_per_full_round"] = interval(numbers["tokens_per_full_round"])
     visited = contender["k"] and sampled
-    rows = [{"position": i, "positions": 900 // i, **interval(0.7 - 0.05 * i)} for i in range(1, (contender["k"] or 0) + 1)]
+    rows = [
+        {"position": i, "positions": 900 // i, **interval(0.7 - 0.05 * i)} for i in range(1, (contender["k"] or 0) + 1)
+    ]
     _fill(numbers, "visited_alpha", rows if visited else None)
     memory = {"target_bytes": 538_000_000, "drafter_bytes": 30_000_000 if contender["k"] else 0,
               "cache_bytes": 12_000_000, "state_bytes": 1_000_000 if contender["k"] else None}  # fmt: skip
