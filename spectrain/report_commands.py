@@ -47,7 +47,8 @@ def side_by_side(arguments: Sequence[str], name: str) -> None:
     for document in options.documents:
         if not document.endswith(DOCUMENT):
             raise SpectrainError(
-                f"{document} is no acceptance document ({DOCUMENT}); give documents alone, or bundles alone with --traffic"
+                f"{document} is no acceptance document ({DOCUMENT}); give documents alone, or bundles alone with "
+                "--traffic"
             )
     from spectrain.evaluation.side_by_side import render_side_by_side
 

@@ -1,4 +1,4 @@
-"""Plots of speed: what is gained, where the time goes, what a round costs. Each is an inline SVG element (see svg.py)."""
+"""Plots of speed: what is gained, where the time goes, what a round costs. Inline SVG elements (see svg.py)."""
 
 from __future__ import annotations
 

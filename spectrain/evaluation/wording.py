@@ -164,10 +164,10 @@ def law_test_sentence(tests: Sequence[Mapping[str, Any]] | None) -> str:
     parts = []
     if agree:
         least, found = min(t["adjusted_p_value"] for t in agree), max(t["detectable"] for t in agree)
+        named = ", ".join(t["contender"] for t in agree)
         parts.append(
-            f"Sampled tokens have the target's law, as far as a test can tell: {', '.join(t['contender'] for t in agree)} "
-            f"(adjusted p ≥ {p_value(least)}; a shift of {percent(found, 1)} in total variation would be found nine times "
-            "in ten)."
+            f"Sampled tokens have the target's law, as far as a test can tell: {named} (adjusted p ≥ {p_value(least)}; "
+            f"a shift of {percent(found, 1)} in total variation would be found nine times in ten)."
         )
     for t in differ:
         whose = "as a lossy rule does" if t["lossy"] else "which an exact rule does not: this is a fault"
@@ -191,8 +191,8 @@ def cautions(document: Mapping[str, Any]) -> list[str]:
         )
     if (tried := statistics["comparisons"]) > 1:
         found.append(
-            f"The verdict picks the fastest of {tried} contenders, which flatters it; it therefore rests on an interval "
-            f"of {percent(statistics['adjusted_confidence'], 1)} (Bonferroni)."
+            f"The verdict picks the fastest of {tried} contenders, which flatters it; it therefore rests on an "
+            f"interval of {percent(statistics['adjusted_confidence'], 1)} (Bonferroni)."
         )
     return found
 

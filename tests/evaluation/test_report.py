@@ -170,8 +170,8 @@ def test_missing_and_unreadable_files_are_named(tmp_path):
 def test_the_report_computes_nothing():
     """It may import errors, files and its own pages, and those no more than that."""
     allowed = {"spectrain.errors", "spectrain.files"}
-    names = {"acceptance_plots", "axes", "csv_tables", "document", "glossary", "learning", "leaves", "load_plots", "picture",
-             "plots", "profile", "report", "side_by_side", "svg", "view", "wording"}  # fmt: skip
+    names = {"acceptance_plots", "axes", "csv_tables", "document", "glossary", "learning", "leaves", "load_plots",
+             "picture", "plots", "profile", "report", "side_by_side", "svg", "view", "wording"}  # fmt: skip
     own = {f"spectrain.evaluation.{name}" for name in names}
     folder = Path(report.__file__).parent
     for name in names:

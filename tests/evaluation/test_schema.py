@@ -77,7 +77,7 @@ def at(document, path):
 
 
 def test_both_refuse_the_same_mutated_documents(document, validator):
-    """Every kind of fault, in places drawn at random: a key gone, a value of another type, null, a list for an object."""
+    """Every kind of fault, in places drawn at random: a key gone, a value of another type, null, another container."""
     rng = random.Random(0)
     found = [path for path in places(document) if path]
     refused = 0
