@@ -159,7 +159,7 @@ def test_both_reports_show_it(document):
     table = page[page.index("<h3>Leaderboard</h3>") : page.index("<h3>All contenders</h3>")]
     rows = re.findall(r'<th scope="row">(?:<span class="lossy">)?([^<]+).*?</th>\n<td>(\d=?|–)</td>', table)
     assert "<td>3.0</td><td>0.0</td>\n<td>1,234</td><td>56,789</td></tr>" in table
-    assert "<td>–</td><td>–</td><td>–</td><td>0</td><td>–</td>\n<td>–</td><td>–</td></tr>" in table
+    assert "<td>–</td><td>–</td><td>–</td><td>–</td><td>0</td>\n<td>–</td><td>–</td></tr>" in table
     assert rows == [(line.split(" | ")[1].split(" (")[0], line.split(" | ")[0].strip("| ")) for line in lines]
     for shown in (text, page):
         assert "Left out: a k=9: k=9 has depth 9, a drafts at most 2 tokens ahead." in shown
