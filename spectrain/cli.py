@@ -9,10 +9,11 @@ from collections.abc import Callable, Sequence
 
 from spectrain.check import check
 from spectrain.checkpoint_commands import CHECKPOINT_COMMANDS
-from spectrain.cli_options import RECIPE, command_parser, greedy_check, measurement, plan, recipe_command, variants
+from spectrain.cli_options import RECIPE, command_parser, greedy_check, measurement, planning, recipe_command, variants
 from spectrain.errors import SpectrainError
 from spectrain.plan import plan
 from spectrain.publishing import publish
+from spectrain.report_commands import are_documents, report, side_by_side
 
 
 def prepare(arguments: Sequence[str], name: str = "spectrain prepare") -> int:
@@ -42,7 +43,7 @@ def train(arguments: Sequence[str], name: str = "spectrain train") -> None:
     text = "Train the recipe's drafter and write its bundle. Prepares what is missing; resumes what was interrupted."
     example = f"accelerate launch scripts/train.py {RECIPE} optim.lr=2e-4"
     parser = recipe_command(name, text, example)
-    plan(parser)
+    planning(parser)
     options = parser.parse_intermixed_args(arguments)
     from spectrain.commands import train as command
 
@@ -83,13 +84,17 @@ def evaluate(arguments: Sequence[str], name: str = "spectrain evaluate") -> None
 
 
 def compare(arguments: Sequence[str], name: str = "spectrain compare") -> None:
-    """Rank several bundles on held-out chats."""
+    """Rank several bundles on held-out chats, or set reports side by side."""
+    if are_documents(arguments):
+        return side_by_side(arguments, name)
     parser = command_parser(
         name,
         "Measure several bundles of one target, and drafters that need no training, on the same held-out chats in one\n"
         "run, and rank them by tokens per device-second; those that the clock cannot tell apart share a rank.\n"
-        "Interrupted, the same command goes on with the next chat.",
-        f"{name} runs/eagle3/bundle runs/medusa/bundle --traffic chats.jsonl --k 3,5 --output runs/leaderboard",
+        "Interrupted, the same command goes on with the next chat.\n"
+        "Given acceptance.json files instead of bundles, and no traffic, it sets their reports side by side.",
+        f"{name} runs/eagle3/bundle runs/medusa/bundle --traffic chats.jsonl --k 3,5 --output runs/leaderboard\n"
+        f"  {name} runs/a/acceptance.json runs/b/acceptance.json --output runs/side_by_side",
     )
     parser.add_argument("bundles", nargs="+", metavar="BUNDLE", help="bundle folders or Hub ids, all of one target")
     parser.add_argument("--baselines", default="ngram,lookahead", metavar="NAMES",
@@ -137,19 +142,6 @@ def exactness(arguments: Sequence[str], name: str = "spectrain exactness") -> in
     from spectrain.commands import exactness as command
 
     return 1 if command(options) else 0
-
-
-def report(arguments: Sequence[str], name: str = "spectrain report") -> None:
-    """Rebuild the reports from acceptance.json."""
-    text = "Rebuild report.md, report.html and report.png from an acceptance.json; needs no model."
-    parser = command_parser(name, text, f"{name} runs/quickstart/acceptance.json --output runs/quickstart")
-    parser.add_argument("document", help="an acceptance.json")
-    parser.add_argument("--output", required=True, metavar="DIR", help="where the reports go")
-    options = parser.parse_args(arguments)
-    from spectrain.evaluation.report import render_report
-
-    for path in render_report(options.document, options.output):
-        print(path)
 
 
 def tree(arguments: Sequence[str], name: str = "spectrain tree") -> None:

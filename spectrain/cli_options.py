@@ -38,7 +38,7 @@ def command_parser(name: str, text: str, example: str, done: str = DONE) -> argp
     )  # fmt: skip
 
 
-def plan(parser: argparse.ArgumentParser) -> None:
+def planning(parser: argparse.ArgumentParser) -> None:
     """Whether to train or only to say what that would be, and what that is to assume."""
     parser.add_argument("--dry-run", action="store_true", help="say rows, steps, memory and time, and start nothing")
     rates = (("--tflops", "of one device"), ("--bandwidth", "of its memory, GB/s"))

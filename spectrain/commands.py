@@ -5,11 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, TypeVar
-
-from pydantic import BaseModel, ValidationError
 
 from spectrain.bundle import load_drafter, resolve_bundle
 from spectrain.data.conversations import load_conversations
@@ -19,7 +15,7 @@ from spectrain.drafters import Drafter
 from spectrain.drafters.ngram import NgramConfig, NgramDrafter
 from spectrain.drafters.ranks import RANKS_FILE
 from spectrain.errors import SpectrainError
-from spectrain.evaluation.acceptance import AcceptanceConfig, choose
+from spectrain.evaluation.acceptance import choose
 from spectrain.evaluation.bundles import (
     compare_bundles,
     evaluate_bundle,
@@ -27,10 +23,8 @@ from spectrain.evaluation.bundles import (
     resolve_bundles,
     shared_target,
 )
-from spectrain.evaluation.contenders import AnyTree
 from spectrain.evaluation.exactness import ExactnessConfig, render
 from spectrain.evaluation.exactness import compare as compare_outputs
-from spectrain.evaluation.load_config import LoadConfig
 from spectrain.evaluation.rank_tables import chat_ranks, render_ranks
 from spectrain.evaluation.workbench import prompts_of, shown_name
 from spectrain.exact.sampler import Sampler
@@ -39,17 +33,14 @@ from spectrain.identity import compare_targets
 from spectrain.interop.gguf import convert_gguf as convert
 from spectrain.interop.gguf import package_folder
 from spectrain.manifest import TargetRecord, read_manifest, target_record, template_kwargs
+from spectrain.measured_options import acceptance_settings, checked, numbers, trees
 from spectrain.target import Target, load_target
-from spectrain.tree_options import parse_tree, static_trees
-
-# Settings whose flag has another name.
-FLAGS = {"samplers": "temperature", "trees": "tree", "groups": "batch-groups", "request_rates": "request-rate"}
-Settings = TypeVar("Settings", bound=BaseModel)
+from spectrain.tree_options import static_trees
 
 
 def evaluate(options: argparse.Namespace) -> Path:
     """Measure a bundle on chat files; the path of acceptance.json."""
-    config = _measurement(options)
+    config = acceptance_settings(options)
     conversations = load_conversations(options.traffic)
     folder = resolve_bundle(options.bundle)
     target = _target(options, folder)
@@ -60,7 +51,7 @@ def evaluate(options: argparse.Namespace) -> Path:
 
 def compare(options: argparse.Namespace) -> Path:
     """Measure several bundles and the baselines on chat files; the path of acceptance.json."""
-    config, baselines = _measurement(options), parse_baselines(options.baselines)
+    config, baselines = acceptance_settings(options), parse_baselines(options.baselines)
     conversations = load_conversations(options.traffic)
     folders = resolve_bundles(options.bundles)
     target = _shared_target(options, folders)
@@ -71,39 +62,8 @@ def compare(options: argparse.Namespace) -> Path:
 def finish(document: Path) -> None:
     """Say where the numbers are, once however many processes measured them, and let these go."""
     if processes().is_main_process:
-        print(f"measured: {document}; reports beside it: report.html, report.md, report.png")
+        print(f"measured: {document}; reports beside it: report.html, report.md, report.png, acceptance.csv")
     processes().destroy_process_group()
-
-
-def _measurement(options: argparse.Namespace) -> AcceptanceConfig:
-    temperatures = _numbers(options.temperature, "--temperature", float)
-    return _settings(
-        AcceptanceConfig,
-        k=tuple(_numbers(options.k, "--k", int)),
-        trees=_trees(options.tree),
-        verification=tuple(options.verification.split(",")),
-        samplers=tuple(_sampler(t, options) for t in temperatures),
-        conversations=options.conversations,
-        max_new_tokens=options.max_new_tokens,
-        seed=options.seed,
-        stop_at=options.stop_at,
-        load=_load(options),
-    )
-
-
-def _load(options: argparse.Namespace) -> LoadConfig | None:
-    """Batches to measure, where they are asked for."""
-    flags = {"context": options.context, "groups": options.batch_groups, "request_rates": options.request_rate}
-    given = {name: value for name, value in flags.items() if value is not None}
-    if options.batch is None:
-        if given:
-            flag = FLAGS.get(next(iter(given)), next(iter(given)))
-            raise SpectrainError(f"--{flag} is about batches of requests; give their sizes with --batch, too")
-        return None
-    for name, kind in (("context", int), ("request_rates", float)):
-        if name in given:
-            given[name] = tuple(_numbers(given[name], f"--{FLAGS.get(name, name)}", kind))
-    return _settings(LoadConfig, batch=tuple(_numbers(options.batch, "--batch", int)), **given)
 
 
 def _traffic(options: argparse.Namespace) -> str:
@@ -113,16 +73,16 @@ def _traffic(options: argparse.Namespace) -> str:
 def exactness(options: argparse.Namespace) -> int:
     """Compare greedy output with plain decoding's; how many differences are faults."""
     folder = resolve_bundle(options.bundle) if options.bundle else None
-    config = _settings(
+    config = checked(
         ExactnessConfig,
         prompts=options.prompts,
         max_new_tokens=options.max_new_tokens,
-        batch=tuple(_numbers(options.batch, "--batch", int)),
-        k=tuple(_numbers(options.k, "--k", int)),
+        batch=tuple(numbers(options.batch, "--batch", int)),
+        k=tuple(numbers(options.k, "--k", int)),
         verification=tuple(options.verification.split(",")),
         tolerance=options.tolerance,
         seed=options.seed,
-        **({"trees": static_trees(_trees(options.tree), folder)} if options.tree else {}),
+        **({"trees": static_trees(trees(options.tree), folder)} if options.tree else {}),
     )
     conversations = load_conversations(options.traffic)
     target = _target(options, folder)
@@ -143,7 +103,7 @@ def exactness(options: argparse.Namespace) -> int:
 
 def tree(options: argparse.Namespace) -> None:
     """Print a drafter's ranks and its best tree; into the bundle where that is a folder here."""
-    samplers = [Sampler(t) for t in _numbers(options.temperature, "--temperature", float)]
+    samplers = [Sampler(t) for t in numbers(options.temperature, "--temperature", float)]
     sizes = {"--nodes": options.nodes, "--conversations": options.conversations}
     low = next((flag for flag, value in sizes.items() if value is not None and value < 1), None)
     if low:
@@ -263,32 +223,6 @@ def _original(options: argparse.Namespace, folder: Path, target: Target) -> Targ
         print(f"note: drift is not measured, since the original is not at hand: {error}", flush=True)
         return None
     return original
-
-
-def _settings(kind: type[Settings], **values: Any) -> Settings:
-    """Checked settings; what is wrong is told by its flag."""
-    try:
-        return kind(**values)
-    except ValidationError as error:
-        first = error.errors()[0]
-        flag = FLAGS.get(str(first["loc"][0]), str(first["loc"][0]).replace("_", "-"))
-        message = first["msg"].removeprefix("Value error, ")
-        raise SpectrainError(f"--{flag}: {message} (found {first['input']!r})") from error
-
-
-def _sampler(temperature: float, options: argparse.Namespace) -> Sampler:
-    return Sampler(temperature, options.top_k, options.top_p) if temperature else Sampler()
-
-
-def _trees(texts: Sequence[str] | None) -> tuple[AnyTree, ...]:
-    return tuple(map(parse_tree, texts or ()))
-
-
-def _numbers(text: str, flag: str, kind: type) -> list[Any]:
-    try:
-        return [kind(part) for part in text.split(",")]
-    except ValueError:
-        raise SpectrainError(f"{flag} {text!r}: expected numbers with commas, for instance {flag} 1,3,5") from None
 
 
 def convert_gguf(options: argparse.Namespace) -> None:

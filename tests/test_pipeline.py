@@ -108,7 +108,14 @@ def refusal(call, *arguments, **keywords):
 
 def test_a_run_leaves_a_bundle_and_reports(finished_run, chat_target):
     folder = finished_run / "run"
-    reports = {"acceptance.json", "report.html", "report.md", "report.png"}
+    reports = {
+        "acceptance.json",
+        "acceptance.csv",
+        "speculation_profile.json",
+        "report.html",
+        "report.md",
+        "report.png",
+    }
     assert {path.name for path in folder.iterdir()} == reports | {
         "bundle",
         "data",

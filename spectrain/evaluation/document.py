@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from spectrain.errors import SpectrainError
+from spectrain.evaluation.leaves import check_leaf
 
 SCHEMA = "spectrain.acceptance/4"
 
@@ -284,5 +285,7 @@ def _check_key(value: dict[str, Any], key: str, shape: Any, path: str) -> None:
     here = f"{path}.{name}".removeprefix(".")
     if name not in value:
         raise SpectrainError(f"key {here} is missing; summarise the raw samples with this version")
-    if value[name] is not None or not key.endswith("?"):
+    if shape is None:
+        check_leaf(name, value[name], here)
+    elif value[name] is not None or not key.endswith("?"):
         _check(value[name], shape, here)

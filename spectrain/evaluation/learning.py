@@ -7,7 +7,7 @@ from typing import Any
 
 from matplotlib.figure import Figure
 
-from spectrain.evaluation.plots import legend, styled
+from spectrain.evaluation.axes import legend, styled
 from spectrain.evaluation.svg import Plot, draw_svg
 
 _CAPTION = "Tokens per round at T=0 on the run's own held-out answers, teacher-forced, at every validation."

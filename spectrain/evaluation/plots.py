@@ -1,17 +1,30 @@
-"""Plots of the acceptance document, each an inline SVG element (see svg.py)."""
+"""Plots of speed: what is gained, where the time goes, what a round costs. Inline SVG elements (see svg.py)."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
-from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from spectrain.evaluation.svg import HATCHES, INK, LINES, MARKERS, PART_COLOURS, SERIES, Plot, draw_svg
+from spectrain.evaluation.acceptance_plots import draw_conditional, draw_prefixes, draw_survival
+from spectrain.evaluation.axes import end, error, legend, name_rows, points, shifts, styled
+from spectrain.evaluation.svg import HATCHES, INK, PART_COLOURS, Plot, draw_svg
 
 PARTS = ("prefill", "draft", "verify", "overhead")
+
+_SPEEDUP = "Filled: decoding alone. Open: with prefill. Bars are intervals; right of the line at 1 is a gain."
+_BY_KIND = "Decoding alone, each kind of conversation by itself, with its interval."
+_SURVIVAL = (
+    "Share of full rounds in which at least i draft tokens were accepted: of a tree, a path of i. Bands: intervals."
+)
+_CONDITIONAL = (
+    "Share of accepted i-th tokens among rounds that proposed one and accepted all before it. Bands: intervals."
+)
+_PREFIX = "Share of full rounds by accepted draft tokens (the number in each block), without repair or bonus."
+_TIME = "Milliseconds for each new token, by part. Shorter is faster."
+_COST = "Chains. Lines: predicted from survival and costs at the largest measured k. Markers: measured, with interval."
 
 
 def sampler_plots(block: dict[str, Any], name: str) -> list[Plot]:
@@ -22,9 +35,9 @@ def sampler_plots(block: dict[str, Any], name: str) -> list[Plot]:
     plots = [
         ("Speedup by contender", _SPEEDUP, _draw_speedup, drafters),
         ("Decode speedup by kind", _BY_KIND, _draw_kinds, drafters),
-        ("Marginal survival by position", _SURVIVAL, _draw_survival, drafters),
-        ("Conditional acceptance by position", _CONDITIONAL, _draw_conditional, drafters),
-        ("Accepted prefix length", _PREFIX, _draw_prefixes, drafters),
+        ("Marginal survival by position", _SURVIVAL, draw_survival, drafters),
+        ("Conditional acceptance by position", _CONDITIONAL, draw_conditional, drafters),
+        ("Accepted prefix length", _PREFIX, draw_prefixes, drafters),
         ("Where the time goes", _TIME, _draw_time, block["contenders"]),
     ]
     return [
@@ -50,65 +63,19 @@ def _lossy(contenders: Sequence[dict[str, Any]]) -> list[str]:
     return [c["contender"] for c in contenders if c["lossy"]]
 
 
-def teacher_forced_plot(rows: Sequence[dict[str, Any]], temperature: float) -> Plot:
-    """Acceptance probability by depth, one line a kind, at one temperature."""
-    caption = "Mean of Σ min(p, q) over given answers, each draft depth with the true tokens before it."
-    title = f"Acceptance probability α at T={temperature:g}, teacher-forced"
-    return Plot(title, caption, draw_svg(_draw_alpha, rows, "alpha", title))
-
-
-_SPEEDUP = "Filled: decoding alone. Open: with prefill. Bars are intervals; right of the line at 1 is a gain."
-_BY_KIND = "Decoding alone, each kind of conversation by itself, with its interval."
-_SURVIVAL = "Share of full rounds in which at least i draft tokens were accepted: of a tree, a path of i."
-_CONDITIONAL = "Share of accepted i-th tokens among rounds that proposed one and accepted all before it."
-_PREFIX = "Share of full rounds by accepted draft tokens (the number in each block), without repair or bonus."
-_TIME = "Milliseconds for each new token, by part. Shorter is faster."
-_COST = "Chains. Lines: predicted from survival and costs at the largest measured k. Markers: measured, with interval."
-
-
-def styled(contenders: Sequence[Any]) -> Iterator[tuple[Any, str, str, Any]]:
-    """Each item with its colour, marker and line style: the same for the same place in every plot."""
-    for index, item in enumerate(contenders):
-        yield item, SERIES[index % 6], MARKERS[index % 7], LINES[index % 6]
-
-
-def legend(figure: Figure) -> None:
-    handles, labels = figure.axes[0].get_legend_handles_labels()
-    columns = 3 if max(map(len, labels), default=0) <= 14 else 2
-    figure.legend(handles, labels, loc="outside lower center", ncols=min(columns, len(labels)), handlelength=3)
-
-
-def _error(interval: dict[str, Any]) -> list[list[float]] | None:
-    """Error bars of an interval; none when a single conversation gave none."""
-    if interval["low"] is None:
-        return None
-    return [[interval["value"] - interval["low"]], [interval["high"] - interval["value"]]]
-
-
-def _end(interval: dict[str, Any]) -> float:
-    return interval["value"] if interval["high"] is None else interval["high"]
-
-
-def _rows(axes: Axes, names: Sequence[str]) -> None:
-    axes.set_yticks(range(len(names)), names)
-    axes.set_ylim(len(names) - 0.5, -0.5)
-    axes.grid(False, axis="y")
-    axes.tick_params(axis="y", length=0)
-
-
 def _draw_speedup(figure: Figure, contenders: Sequence[dict[str, Any]]) -> None:
     axes = figure.subplots()
     for row, (contender, colour, marker, _) in enumerate(styled(contenders)):
         for offset, part, filled in ((-0.12, "decode", True), (0.12, "total", False)):
             speedup = contender["pooled"]["speedup"][part]
             axes.errorbar(
-                speedup["value"], row + offset, xerr=_error(speedup), fmt=marker, color=colour, capsize=3,
+                speedup["value"], row + offset, xerr=error(speedup), fmt=marker, color=colour, capsize=3,
                 markerfacecolor=colour if filled else "none",
             )  # fmt: skip
         value = contender["pooled"]["speedup"]["decode"]
         axes.annotate(
             f"{value['value']:.2f}×",
-            (_end(value), row - 0.12),
+            (end(value), row - 0.12),
             (6, 0),
             textcoords="offset points",
             va="center",
@@ -116,65 +83,20 @@ def _draw_speedup(figure: Figure, contenders: Sequence[dict[str, Any]]) -> None:
     axes.axvline(1, color=INK, linewidth=1)
     axes.margins(x=0.12)
     axes.set_xlabel("speedup over plain decoding (×)")
-    _rows(axes, [contender["contender"] for contender in contenders])
+    name_rows(axes, [contender["contender"] for contender in contenders])
 
 
 def _draw_kinds(figure: Figure, contenders: Sequence[dict[str, Any]]) -> None:
     axes = figure.subplots()
     kinds = list(contenders[0]["by_kind"])
-    for index, (contender, colour, marker, _) in enumerate(styled(contenders)):
-        shift = (index - (len(contenders) - 1) / 2) * 0.7 / len(contenders)
+    for shift, (contender, colour, marker, _) in zip(shifts(len(contenders)), styled(contenders), strict=True):
         for row, kind in enumerate(kinds):
             speedup = contender["by_kind"][kind]["speedup"]["decode"]
-            axes.errorbar(
-                speedup["value"], row + shift, xerr=_error(speedup), fmt=marker, color=colour, capsize=2,
-                label=contender["contender"] if row == 0 else None,
-            )  # fmt: skip
+            points(axes, row + shift, speedup, colour, marker, None if row else contender["contender"])
     axes.axvline(1, color=INK, linewidth=1)
     axes.set_xlabel("decode speedup over plain decoding (×)")
-    _rows(axes, kinds)
+    name_rows(axes, kinds)
     legend(figure)
-
-
-def _draw_positions(figure: Figure, contenders: Sequence[dict[str, Any]], key: str, label: str) -> None:
-    axes = figure.subplots()
-    longest = 1
-    for contender, colour, marker, line in styled(contenders):
-        rows = [row for row in contender["pooled"][key] if row["rate"] is not None]
-        places = [row["position"] for row in rows]
-        longest = max([longest, *places])
-        axes.plot(
-            places, [row["rate"] for row in rows], color=colour, marker=marker, linestyle=line,
-            label=contender["contender"],
-        )  # fmt: skip
-    axes.set(xlabel="draft position i", ylabel=label, ylim=(0, 1.02), xlim=(0.7, longest + 0.3))
-    axes.set_xticks(range(1, longest + 1))
-    legend(figure)
-
-
-def _draw_survival(figure: Figure, contenders: Sequence[dict[str, Any]]) -> None:
-    _draw_positions(figure, contenders, "marginal_survival", "P(first i accepted)")
-
-
-def _draw_conditional(figure: Figure, contenders: Sequence[dict[str, Any]]) -> None:
-    _draw_positions(figure, contenders, "conditional_acceptance", "P(i-th accepted | first i−1)")
-
-
-def _draw_prefixes(figure: Figure, contenders: Sequence[dict[str, Any]]) -> None:
-    axes = figure.subplots()
-    for row, (contender, colour, _, _) in enumerate(styled(contenders)):
-        histogram = contender["pooled"]["accepted_prefix"]["histogram"]
-        left, total = 0.0, sum(histogram) or 1
-        for length, count in enumerate(histogram):
-            share = count / total
-            fill = 0.06 + 0.5 * length / max(len(histogram) - 1, 1)
-            axes.barh(row, share, left=left, height=0.6, color=colour, alpha=fill, linewidth=0)
-            axes.barh(row, share, left=left, height=0.6, fill=False, edgecolor=colour, linewidth=0.8)
-            if share > 0.035:
-                axes.text(left + share / 2, row, str(length), ha="center", va="center")
-            left += share
-    axes.set(xlabel="share of full rounds", xlim=(0, 1))
-    _rows(axes, [contender["contender"] for contender in contenders])
 
 
 def _draw_time(figure: Figure, contenders: Sequence[dict[str, Any]]) -> None:
@@ -192,7 +114,7 @@ def _draw_time(figure: Figure, contenders: Sequence[dict[str, Any]]) -> None:
         axes.annotate(f"{left:.1f}", (left, row), (4, 0), textcoords="offset points", va="center")
     axes.margins(x=0.1)
     axes.set_xlabel("milliseconds per new token")
-    _rows(axes, [contender["contender"] for contender in contenders])
+    name_rows(axes, [contender["contender"] for contender in contenders])
     handles, labels = axes.get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside lower center", ncols=4)
 
@@ -211,7 +133,7 @@ def _draw_cost(figure: Figure, contenders: Sequence[dict[str, Any]]) -> None:
             axes.plot([r["k"] for r in rows], [r["speedup"] for r in rows], color=colour, linestyle=line)
         speedup = contender["pooled"]["speedup"]["decode"]
         axes.errorbar(
-            contender["k"] + 0.06 * index, speedup["value"], yerr=_error(speedup), fmt=marker, color=colour,
+            contender["k"] + 0.06 * index, speedup["value"], yerr=error(speedup), fmt=marker, color=colour,
             capsize=3, label=contender["contender"],
         )  # fmt: skip
     axes.axhline(1, color=INK, linewidth=1)
@@ -223,14 +145,3 @@ def _draw_cost(figure: Figure, contenders: Sequence[dict[str, Any]]) -> None:
 def _family(contender: dict[str, Any]) -> tuple[str, str]:
     """Chains that differ in their length alone."""
     return contender["drafter"], contender["verification"]
-
-
-def _draw_alpha(figure: Figure, rows: Sequence[dict[str, Any]]) -> None:
-    axes = figure.subplots()
-    for kind, colour, marker, line in styled(sorted({str(row["kind"]) for row in rows})):
-        own = sorted((row["depth"], row["alpha"]) for row in rows if str(row["kind"]) == kind)
-        depths, alphas = zip(*own, strict=True)
-        axes.plot(depths, alphas, color=colour, marker=marker, linestyle=line, label=kind)
-    axes.set(xlabel="draft depth", ylabel="α", ylim=(0, 1.02))
-    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-    legend(figure)

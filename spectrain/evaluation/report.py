@@ -1,4 +1,4 @@
-"""The acceptance report: one JSON document → a Markdown file, one self-contained page and a picture.
+"""The acceptance report: one JSON document → Markdown, one self-contained page, a picture, a table and a profile.
 
 Reads the document alone and imports nothing of spectrain that could compute another number.
 """
@@ -13,59 +13,69 @@ from typing import Any
 import jinja2
 from markupsafe import Markup
 
+from spectrain.evaluation.acceptance_plots import alpha_plots, band_plots, calibration_plots, law_plot, visited_plot
+from spectrain.evaluation.csv_tables import acceptance_csv
 from spectrain.evaluation.document import check_document, read_document
-from spectrain.evaluation.learning import learning_curves, learning_plot, without_curve
+from spectrain.evaluation.learning import learning_plot
+from spectrain.evaluation.load_plots import load_plots
 from spectrain.evaluation.picture import draw_picture
-from spectrain.evaluation.plots import cost_plot, sampler_plots, teacher_forced_plot
-from spectrain.evaluation.svg import Plot
-from spectrain.evaluation.wording import (
-    DEFINITIONS,
-    FILTERS,
-    drafter_sentence,
-    drift_sentence,
-    headline,
-    kind_sentence,
-    law_sentence,
-    percent,
-    sentence,
-)
+from spectrain.evaluation.plots import cost_plot, sampler_plots
+from spectrain.evaluation.profile import speculation_profile
+from spectrain.evaluation.view import changed, report_view, title
+from spectrain.evaluation.wording import FILTERS, headline
 from spectrain.files import atomic_file
 
-LISTED_DIFFERENCES = 20
 MARKDOWN, PAGE, PICTURE = "report.md", "report.html", "report.png"
+TABLE, PROFILE = "acceptance.csv", "speculation_profile.json"
 
 
 def render_report(json_path: Path | str, output_dir: Path | str) -> list[Path]:
-    """Write ``report.md``, ``report.html`` and ``report.png`` into ``output_dir``; returns their paths.
+    """Write the report of the document at ``json_path`` into ``output_dir``; returns the paths of its five files.
 
-    Each file appears whole or not at all. Raises ``SpectrainError`` when the document at ``json_path`` cannot
-    be read, has another schema or lacks a key (named by its path).
+    Each file appears whole or not at all. Raises ``SpectrainError`` when the document cannot be read, has another
+    schema or lacks a key (named by its path).
     """
     document, folder = read_document(json_path), Path(output_dir)
-    texts = {folder / MARKDOWN: render_markdown(document), folder / PAGE: render_page(document)}
-    for path, text in texts.items():
-        with atomic_file(path) as partial:
-            partial.write_text(text, encoding="utf-8")
+    profile = json.dumps(speculation_profile(document), indent=2, ensure_ascii=False, allow_nan=False) + "\n"
+    texts = {
+        folder / MARKDOWN: render_markdown(document),
+        folder / PAGE: render_page(document),
+        folder / TABLE: acceptance_csv(document),
+        folder / PROFILE: profile,
+    }
+    write_texts(texts)
     render_picture(document, folder / PICTURE)
     return [*texts, folder / PICTURE]
 
 
+def write_texts(texts: Mapping[Path, str]) -> None:
+    """Write each file whole or not at all, with the line ends that its text has."""
+    for path, text in texts.items():
+        with atomic_file(path) as partial:
+            partial.write_bytes(text.encode("utf-8"))
+
+
 def render_markdown(document: Mapping[str, Any]) -> str:
-    """The report as Markdown, tables only: for a pull request or a card."""
+    """The report as short Markdown: for a pull request. What is long is on the page and in the table."""
     check_document(document)
-    return (
-        template_environment(Path(__file__).parent, markdown=True).get_template("report.md.j2").render(_view(document))
-    )
+    folder = Path(__file__).parent
+    return template_environment(folder, markdown=True).get_template("report.md.j2").render(report_view(document))
 
 
 def render_page(document: Mapping[str, Any]) -> str:
     """The report as one HTML page: styles and plots inside, no scripts, nothing loaded from elsewhere."""
     check_document(document)
-    view = _view(document)
+    view = report_view(document)
     for index, sampler in enumerate(view["samplers"]):
-        sampler["plots"] = sampler_plots(sampler["block"], f"s{index}")
-        sampler["cost_plot"] = cost_plot(sampler["block"], f"s{index}")
-    view["alpha_plot"] = _alpha_plot(document)
+        block, name = sampler["block"], f"s{index}"
+        sampler["plots"] = sampler_plots(block, name)
+        sampler["cost_plot"] = cost_plot(block, name)
+        sampler["visited_plot"] = visited_plot(sampler["visited"], name)
+        sampler["band_plots"] = band_plots(sampler["bands"], name)
+        sampler["law_plot"] = law_plot(block["distribution"], name)
+    view["load_plots"] = load_plots(document["load"])
+    view["alpha_plots"] = alpha_plots(document["teacher_forced"])
+    view["calibration_plots"] = calibration_plots(document["calibration"])
     view["learning_plot"] = learning_plot(view["curves"])
     return template_environment(Path(__file__).parent, markdown=False).get_template("report.html.j2").render(view)
 
@@ -75,8 +85,8 @@ def render_picture(document: Mapping[str, Any], path: Path | str) -> Path:
     check_document(document)
     block = document["samplers"][0]
     with atomic_file(path) as partial, partial.open("wb") as file:
-        words = headline(block["verdict"]["overall"], changed=_changed(document))
-        draw_picture(block, _title(document), words, file)
+        words = headline(block["verdict"]["overall"], changed=changed(document))
+        draw_picture(block, title(document), words, file)
     return Path(path)
 
 
@@ -100,93 +110,3 @@ def _markdown_cell(value: Any) -> Any:
     if not isinstance(value, str):
         return value
     return " ".join(value.replace("&", "&amp;").replace("<", "&lt;").replace("|", "\\|").split())
-
-
-# The view: what the templates need besides the document itself.
-
-
-def _view(document: Mapping[str, Any]) -> dict[str, Any]:
-    confidence = percent(document["statistics"]["confidence"])
-    return {
-        "document": document,
-        "context": document["context"],
-        "title": _title(document),
-        "samplers": [_sampler_view(block, confidence, document) for block in document["samplers"]],
-        "confidence": confidence,
-        "settings": _settings(document["context"]),
-        "drift": [(name, drift_sentence(name, d), d) for name, d in (document.get("drift") or {}).items()],
-        "left_out": document["context"].get("left_out") or [],
-        "listed": LISTED_DIFFERENCES,
-        "curves": learning_curves(document["context"]),
-        "definitions": DEFINITIONS,
-    }
-
-
-def _title(document: Mapping[str, Any]) -> str:
-    return f"{document['context']['target']['name']} on {document['context']['traffic']['name']}"
-
-
-def _changed(document: Mapping[str, Any]) -> bool:
-    """Whether the measured target is one that the bundle changed in training."""
-    return document["context"]["target"].get("derived_from") is not None
-
-
-def _sampler_view(block: Mapping[str, Any], confidence: str, document: Mapping[str, Any]) -> dict[str, Any]:
-    overall, changed = block["verdict"]["overall"], _changed(document)
-    drafters = [c for c in block["contenders"] if c["shape"] is not None]
-    return {
-        "block": block,
-        "decision": overall["decision"],
-        "headline": headline(overall, changed=changed),
-        "sentence": sentence(overall, confidence, changed=changed),
-        "kinds": kind_sentence(block["verdict"]["by_kind"]),
-        "drafters": drafters,
-        "law": law_sentence(drafters, changed=changed),
-        "leaderboards": _leaderboards(block["leaderboard"]),
-        "trained": drafter_sentence(block["verdict"], document["context"]["drafter"]["name"]),
-        "by_drafter": [
-            (drafter, kind, verdict)
-            for drafter, verdicts in block["verdict"]["by_drafter"].items()
-            for kind, verdict in [("everything", verdicts["overall"]), *verdicts["by_kind"].items()]
-            if "/" not in kind
-        ],
-    }
-
-
-def _leaderboards(board: Mapping[str, Any] | None) -> list[tuple[str, list[Mapping[str, Any]]]]:
-    """Over everything, then by kind: each with its ranked rows, then those without a rank."""
-    if not board:
-        return []
-    boards = {"Leaderboard": board} | {f"Leaderboard, {kind}": b for kind, b in (board.get("by_kind") or {}).items()}
-    return [(heading, [*found["ranked"], *found["apart"]]) for heading, found in boards.items()]
-
-
-def _settings(context: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """Everything that was recorded about the measurement, as rows of names and values."""
-    rows = []
-    for section, value in context.items():
-        if section == "left_out":  # said where the contenders are
-            continue
-        items = value.items() if isinstance(value, Mapping) else [("", value)]
-        for key, item in items:
-            item = without_curve(item) if section == "drafters" else item
-            text = item if isinstance(item, str) else json.dumps(item, ensure_ascii=False)
-            rows.append((" ".join(filter(None, (section, key))).replace("_", " "), text))
-    return rows
-
-
-def _alpha_plot(document: Mapping[str, Any]) -> Plot | None:
-    """α at T = 1 when it was measured there, else at the highest temperature."""
-    rows = document["teacher_forced"]
-    if not rows:
-        return None
-    temperatures = {row["temperature"] for row in rows}
-    chosen = 1 if 1 in temperatures else max(temperatures)
-    # A kind inside another is in its parent's line; the table has it by itself.
-    drawn = [row for row in rows if row["temperature"] == chosen and "/" not in row["kind"]]
-    # Answers by another sampler are another measurement: the first's stand for them in the plot.
-    drawn = [row for row in drawn if row.get("prefixes") == drawn[0].get("prefixes")]
-    whole = [row for row in drawn if row["kind"] == "everything"]
-    if len({row.get("drafter") for row in whole}) > 1:  # then the lines are drafters
-        drawn = [{**row, "kind": row["drafter"]} for row in whole]
-    return teacher_forced_plot(drawn, chosen)

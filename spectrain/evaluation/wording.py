@@ -1,4 +1,4 @@
-"""What the report says in words: the verdict as a sentence, every number's meaning, how numbers look.
+"""What the report says in words: the verdict as a sentence, what to beware of, how numbers look.
 
 A missing number is a dash.
 """
@@ -10,140 +10,31 @@ from typing import Any
 
 DASH = "–"
 PLAIN = "plain"
+LOSSY = "LOSSY"  # in the name of every contender whose output has another law than the target's
 CHANGED = "the bundle's own, changed target"
-
-DEFINITIONS = (
-    (
-        "tokens per round (τ)",
-        "Committed tokens of a round, with the target's own repair or bonus token, clipped at the end of "
-        "the answer and at the token budget.",
-    ),
-    (
-        "accepted prefix length",
-        "Accepted draft tokens of a full round, without repair or bonus. Full rounds are those that "
-        "neither end of answer nor budget has clipped; there, the mean plus 1 equals tokens per round.",
-    ),
-    (
-        "marginal survival",
-        "P(first i draft tokens accepted): over all full rounds, whether or not they proposed i. Of a tree, P(a path "
-        "of i tokens accepted).",
-    ),
-    (
-        "conditional acceptance",
-        "P(i-th accepted | first i−1 accepted): over full rounds that accepted those and proposed an i-th token. Of a "
-        "tree, over those that were i deep anywhere: a path that ends early counts as a miss.",
-    ),
-    (
-        "decode speedup",
-        "Plain decoding's seconds per committed token divided by the contender's, prefill left out, on "
-        "the same conversations.",
-    ),
-    (
-        "speedup with prefill",
-        "The same with everything from the prompt to the last token, divided by all new tokens.",
-    ),
-    (
-        "tokens/s",
-        "All new tokens divided by all seconds, prefill included. A rate of sums, not a mean of rates.",
-    ),
-    (
-        "accepted draft tokens/s",
-        "Draft tokens that reached the answer, divided by all seconds.",
-    ),
-    (
-        "ms per token",
-        "Median and 95th percentile over answers of an answer's decode time divided by its tokens.",
-    ),
-    (
-        "c, v, o",
-        "Draft seconds per proposed token, verification seconds per round and other seconds per round, "
-        "all divided by the seconds of one plain decoding step. A tree has no c: its draft is measured as a whole.",
-    ),
-    (
-        "break-even τ",
-        "Tokens per round at which a round costs what plain decoding of as many tokens costs: k·c + v + o, or with the "
-        "whole draft in the place of k·c.",
-    ),
-    (
-        "predicted speedup",
-        "τ ÷ (k·c + v + o), with the mean number of proposed tokens as k. Its difference from the "
-        "measured one is time that no part accounts for. For smaller k: 1 + Σ survival up to k, at the "
-        "same c, v and o; for chains alone.",
-    ),
-    (
-        "tree",
-        "A draft with several candidates for a position. It is as many tokens deep as its longest path, and has as "
-        "many nodes as candidates in all.",
-    ),
-    (
-        "block",
-        "Block verification (arXiv 2403.10444): a chain is judged as a whole. It keeps the target's law and accepts "
-        "as many tokens as judging one by one, or more.",
-    ),
-    (
-        "LOSSY",
-        "A rule that changes the law of the output, shown for comparison. Typical acceptance (arXiv 2401.10774) keeps "
-        "what the target finds plausible. Never part of a verdict.",
-    ),
-    (
-        "verdict",
-        "On when the decode speedup of the fastest contender has an interval above 1 over at least 6 "
-        "conversations, its rule keeps the target's law and its greedy output (near ties apart) is plain decoding's; "
-        "otherwise off. The "
-        "fastest of several is chosen after the fact, which flatters it slightly.",
-    ),
-    (
-        "leaderboard",
-        "Contenders by tokens per device-second: all new tokens divided by all seconds, prefill included. Each is set "
-        "against the one above it on the same conversations; where the interval of their ratio holds 1, or there are "
-        "fewer than 6 conversations, the two share a rank (1=). Neighbours are compared, so the first and the last of "
-        "a long tie may differ. LOSSY contenders, and those that change the greedy output, have no rank.",
-    ),
-    (
-        "memory",
-        "The drafter's own weights, without what it borrows from the target, and the most that its state on the device "
-        "(a cache, say) held after a round of any answer, in MiB.",
-    ),
-    (
-        "training",
-        "Wall time of the run that trained the drafter, validation included, on the machine that it ran on, and the "
-        "answer tokens it was trained on, every epoch anew. A dash where no record of that run lies beside the bundle.",
-    ),
-    (
-        "a target of its own",
-        "A drafter may be trained together with its target, which then has another law than the original. It decodes "
-        "with that target, is compared with plain decoding of it, named plain (drafter), and has no part in the "
-        "ranking, nor in the verdict on the original. In a report on its bundle alone, plain is that target's.",
-    ),
-    (
-        "drift",
-        "How far such a target has moved: both read the answers that the original gives by greedy plain decoding, and "
-        "their laws at T = 1 are compared at every token. KL(original ‖ moved) in nats a token; total variation, the "
-        "share of tokens that the best coupling would draw differently; and the share of positions whose likeliest "
-        "token is the same.",
-    ),
-    (
-        "α",
-        "Acceptance probability Σ min(p, q) over the full vocabulary after the sampler's transforms; "
-        "teacher-forced means on given answers, without decoding.",
-    ),
-    (
-        "timing",
-        "The device is synchronised at both ends of every part; contenders take turns on the same "
-        "conversations; warm-up is left out.",
-    ),
-)
 
 
 def number(value: float | None, digits: int = 2) -> str:
     return DASH if value is None else f"{value:,.{digits}f}"
 
 
-def interval(value: Mapping[str, Any], digits: int = 2) -> str:
+def interval(value: Mapping[str, Any] | None, digits: int = 2, key: str = "value") -> str:
+    """A number with its interval, where it has one; ``key`` is what the document calls the number there."""
+    if value is None or value[key] is None:
+        return DASH
     if value["low"] is None:
-        return number(value["value"], digits)
+        return number(value[key], digits)
     low, high = number(value["low"], digits), number(value["high"], digits)
-    return f"{number(value['value'], digits)} ({low}–{high})"
+    return f"{number(value[key], digits)} ({low}–{high})"
+
+
+def rate(row: Mapping[str, Any]) -> str:
+    """A row of acceptance by position."""
+    return interval(row, 3, "rate")
+
+
+def p_value(value: float) -> str:
+    return "< 0.0001" if value < 1e-4 else f"{value:.2g}"
 
 
 def percent(value: float | None, digits: int = 0) -> str:
@@ -175,9 +66,16 @@ def plural(count: int, word: str) -> str:
     return f"{count:,} {word}" + ("" if count == 1 else "s")
 
 
+def lengths(best_k: Mapping[str, int | None]) -> str:
+    """The best draft length at each batch size; no length is "off"."""
+    return ", ".join(f"batch {batch}: {f'k={k}' if k else 'off'}" for batch, k in best_k.items()) or DASH
+
+
 FILTERS = {
-    f.__name__: f for f in (number, interval, percent, signed_percent, milliseconds, cost, rank, mebibytes, plural)
-}
+    f.__name__: f
+    for f in (number, interval, rate, p_value, percent, signed_percent, milliseconds, cost, rank, mebibytes, plural,
+              lengths)
+}  # fmt: skip
 
 
 def headline(verdict: Mapping[str, Any], *, changed: bool = False) -> str:
@@ -202,7 +100,8 @@ def sentence(verdict: Mapping[str, Any], confidence: str, *, changed: bool = Fal
         f"{total} with prefill), committing {tokens} tokens per round"
     )
     if verdict["decision"] == "on":
-        return f"{gain}."
+        batch = verdict["up_to_batch"]
+        return f"{gain}." + (f" Measured in batches, it pays up to batch {batch}." if batch else "")
     return f"At best, {gain}: {verdict['reason']}."
 
 
@@ -244,6 +143,75 @@ def law_sentence(contenders: Sequence[Mapping[str, Any]], *, changed: bool = Fal
         named = ", ".join(c["contender"] for c in lossy)
         parts.append(f"Not exact: {named} {verb} another law than the target's, and no part in the verdict.")
     return " ".join(parts)
+
+
+def exactness_sentence(entries: Sequence[Mapping[str, Any]]) -> str:
+    """How many greedy outputs are plain decoding's, by contender; empty where none was compared."""
+    parts = [
+        f"{e['contender']} {e['equal']}/{e['compared']}"
+        + (f" ({e['near_ties']} at a near tie)" if e["near_ties"] else "")
+        + (f" ({e['unexplained']} otherwise)" if e["unexplained"] else "")
+        for e in entries
+    ]
+    return f"Greedy outputs equal to plain decoding's, token by token: {', '.join(parts)}." if parts else ""
+
+
+def law_test_sentence(tests: Sequence[Mapping[str, Any]] | None) -> str:
+    """What the test of the sampled tokens' law found; empty where nothing was sampled."""
+    if not tests:
+        return ""
+    agree, differ = ([t for t in tests if t["agrees"] is side] for side in (True, False))
+    parts = []
+    if agree:
+        least, found = min(t["adjusted_p_value"] for t in agree), max(t["detectable"] for t in agree)
+        named = ", ".join(t["contender"] for t in agree)
+        parts.append(
+            f"Sampled tokens have the target's law, as far as a test can tell: {named} (adjusted p ≥ {p_value(least)}; "
+            f"a shift of {percent(found, 1)} in total variation would be found nine times in ten)."
+        )
+    for t in differ:
+        whose = "as a lossy rule does" if t["lossy"] else "which an exact rule does not: this is a fault"
+        parts.append(f"{t['contender']} has another law (adjusted p {p_value(t['adjusted_p_value'])}), {whose}.")
+    return " ".join(parts)
+
+
+def cautions(document: Mapping[str, Any]) -> list[str]:
+    """What a reader should hold against the numbers."""
+    context, statistics = document["context"], document["statistics"]
+    found = []
+    if context["traffic"].get("chose_the_step"):
+        found.append(
+            "The held-out conversations also chose the training step, which flatters the trained drafter slightly; "
+            "measure on conversations that no choice has seen to be rid of it."
+        )
+    if (stopped := context.get("stopped_early")) is not None:
+        found.append(
+            f"Stopped early, by the rule {stopped['rule']}: the interval's half-width is {stopped['half_width']:.3g}, "
+            f"{stopped['asked']:.3g} was asked for."
+        )
+    if (tried := statistics["comparisons"]) > 1:
+        found.append(
+            f"The verdict picks the fastest of {tried} contenders, which flatters it; it therefore rests on an "
+            f"interval of {percent(statistics['adjusted_confidence'], 1)} (Bonferroni)."
+        )
+    return found
+
+
+def not_measured(document: Mapping[str, Any]) -> list[str]:
+    """Sections that the report leaves out, and what to run to get them."""
+    samplers, found = document["samplers"], []
+    if document["load"] is None:
+        found.append("Speed against batch size: run evaluate with --batch 1,2,4,8,16.")
+    elif document["cost_model"]["goodput"] is None:
+        found.append("Goodput at a request rate: run evaluate with --batch and --request-rate.")
+    if all(block["sampler"]["temperature"] == 0 for block in samplers):
+        found.append("The test of the output's law, and α where decoding went: run evaluate with --temperature 0,1.")
+    elif all(block["sampler"]["temperature"] > 0 for block in samplers):
+        found.append("Greedy outputs, token by token: run evaluate with --temperature 0,1.")
+    numbers = [c["pooled"] for block in samplers for c in block["contenders"]]
+    if all(n["energy_j_per_token"] is None for n in numbers):
+        found.append("Energy: the device reports none.")
+    return found
 
 
 def drift_sentence(name: str, found: Mapping[str, Any]) -> str:

@@ -1,0 +1,79 @@
+"""What a command line asks to be measured, checked."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from typing import Any, TypeVar
+
+from pydantic import BaseModel, ValidationError
+
+from spectrain.errors import SpectrainError
+from spectrain.evaluation.contenders import AcceptanceConfig, AnyTree
+from spectrain.evaluation.load_config import LoadConfig
+from spectrain.exact.sampler import Sampler
+from spectrain.tree_options import parse_tree
+
+# Settings whose flag has another name.
+FLAGS = {"samplers": "temperature", "trees": "tree", "groups": "batch-groups", "request_rates": "request-rate"}
+Settings = TypeVar("Settings", bound=BaseModel)
+
+
+def acceptance_settings(options: argparse.Namespace) -> AcceptanceConfig:
+    """What is measured."""
+    temperatures = numbers(options.temperature, "--temperature", float)
+    return checked(
+        AcceptanceConfig,
+        k=tuple(numbers(options.k, "--k", int)),
+        trees=trees(options.tree),
+        verification=tuple(options.verification.split(",")),
+        samplers=tuple(_sampler(t, options) for t in temperatures),
+        conversations=options.conversations,
+        max_new_tokens=options.max_new_tokens,
+        seed=options.seed,
+        stop_at=options.stop_at,
+        load=_load(options),
+    )
+
+
+def _load(options: argparse.Namespace) -> LoadConfig | None:
+    """Batches to measure, where they are asked for."""
+    flags = {"context": options.context, "groups": options.batch_groups, "request_rates": options.request_rate}
+    given = {name: value for name, value in flags.items() if value is not None}
+    if options.batch is None:
+        if given:
+            flag = FLAGS.get(next(iter(given)), next(iter(given)))
+            raise SpectrainError(f"--{flag} is about batches of requests; give their sizes with --batch, too")
+        return None
+    for name, kind in (("context", int), ("request_rates", float)):
+        if name in given:
+            given[name] = tuple(numbers(given[name], f"--{FLAGS.get(name, name)}", kind))
+    return checked(LoadConfig, batch=tuple(numbers(options.batch, "--batch", int)), **given)
+
+
+def checked(kind: type[Settings], **values: Any) -> Settings:
+    """Checked settings; what is wrong is told by its flag."""
+    try:
+        return kind(**values)
+    except ValidationError as error:
+        first = error.errors()[0]
+        flag = FLAGS.get(str(first["loc"][0]), str(first["loc"][0]).replace("_", "-"))
+        message = first["msg"].removeprefix("Value error, ")
+        raise SpectrainError(f"--{flag}: {message} (found {first['input']!r})") from error
+
+
+def _sampler(temperature: float, options: argparse.Namespace) -> Sampler:
+    return Sampler(temperature, options.top_k, options.top_p) if temperature else Sampler()
+
+
+def trees(texts: Sequence[str] | None) -> tuple[AnyTree, ...]:
+    """Every --tree."""
+    return tuple(map(parse_tree, texts or ()))
+
+
+def numbers(text: str, flag: str, kind: type) -> list[Any]:
+    """Numbers with commas; what is wrong is told by its flag."""
+    try:
+        return [kind(part) for part in text.split(",")]
+    except ValueError:
+        raise SpectrainError(f"{flag} {text!r}: expected numbers with commas, for instance {flag} 1,3,5") from None
