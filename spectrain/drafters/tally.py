@@ -18,7 +18,7 @@ from torch import Tensor
 from spectrain.drafters.positions import Positions
 from spectrain.drafters.scoring import DepthScores
 from spectrain.heads import soft_capped
-from spectrain.losses import RowsLoss, acceptance
+from spectrain.losses import Laws, RowsLoss
 from spectrain.target import FeatureBatch
 
 
@@ -44,7 +44,7 @@ class Tally:
             best_C = best_C if columns_D is None else columns_D[best_C]
             right_XK[rows.start_N[chunk], rows.depth_N[chunk]] = best_C == greedy_N[chunk]
             if whole:
-                alpha_K.index_add_(0, rows.depth_N[chunk], acceptance(soft_capped(z_CD, rows.cap), log_p_CD))
+                alpha_K.index_add_(0, rows.depth_N[chunk], Laws(soft_capped(z_CD, rows.cap), log_p_CD).acceptance)
 
         def watch(loss: RowsLoss) -> RowsLoss:
             def watched(z_CD: Tensor, log_p_CD: Tensor, chunk: slice) -> Tensor:
