@@ -106,7 +106,7 @@ def layer_of(config: Mapping[str, Any], others: Collection[str], where: str) -> 
 def _rope(config: Mapping[str, Any], where: str) -> dict[str, Any]:
     """rope_parameters, or the two keys that stood for them up to transformers 4; SpectrainError where both disagree."""
     for key in ("rope_scaling", "rope_parameters"):
-        if not isinstance(config.get(key) or {}, Mapping):
+        if config.get(key) is not None and not isinstance(config[key], Mapping):
             raise SpectrainError(f"{where}: {key} is {config[key]!r}, expected an object")
     scaling = dict(config.get("rope_scaling") or {})
     kind = scaling.pop("type", "default")

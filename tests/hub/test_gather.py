@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import unicodedata
 from pathlib import Path
 
 import pytest
@@ -255,7 +256,7 @@ def said(path, text):
         (SECRET, "_My_ landlord **in** _Winterthur_ `keeps` the _deposit_"),
         ("open my_long_file in my_home_dir", r"open my\_long\_file in my\_home\_dir"),
         ("We don't sell what isn't ours, he says", "We don&#39;t sell what isn&#39;t ours"),
-        ("Déjà réglé près de l'hôtel à Genève", "De\u0301ja\u0300 re\u0301gle\u0301 pre\u0300s de l'ho\u0302tel a\u0300 Gene\u0300ve"),
+        ("Déjà réglé près de l'hôtel à Genève", unicodedata.normalize("NFD", "réglé près de l'hôtel à")),
         ("我的房东在温特图尔扣留了四千法郎的押金，怎么办？", "房东在温特图尔扣留了四千法郎"),
         ("大家さんが敷金を返してくれません。どうすればいいですか", "「敷金を返してくれません。どう」"),
     ],
@@ -285,7 +286,9 @@ def test_words_are_found_in_the_head_of_weights_and_behind_a_key_given_twice(tmp
         check_places({"config.json": b'{"a": "/srv/chats/a", "a": 1}'}, [Path("/srv/chats")])
 
 
-@pytest.mark.parametrize(("name", "content"), [("a.json", b"{a"), ("a.txt", SECRET.encode("utf-16")), ("a.md", b"\xe9")])
+@pytest.mark.parametrize(
+    ("name", "content"), [("a.json", b"{a"), ("a.txt", "\ufeffa".encode("utf-16")), ("a.md", b"\xe9")]
+)
 def test_what_cannot_be_read_is_not_taken_for_harmless(name, content):
     with pytest.raises(SpectrainError, match=f"{name} cannot be searched"):
         check_places({name: content}, [Path.home()])
