@@ -61,6 +61,9 @@ def check_layer(layer: Mapping[str, Any], where: str, where_keys: str) -> None:
     if not isinstance(layer["rope_parameters"], dict) or "rope_theta" not in layer["rope_parameters"]:
         found = layer["rope_parameters"]
         raise SpectrainError(f"{where}: rope_parameters must give rope_theta and rope_type, found {found!r}")
+    part = layer["rope_parameters"].get("partial_rotary_factor", 1.0)
+    if part != 1.0:
+        raise SpectrainError(f"{where}: rope_parameters.partial_rotary_factor is {part!r}; only 1.0 is supported")
     if layer["hidden_act"] not in list(ACT2FN):
         raise SpectrainError(f"{where}: hidden_act is {layer['hidden_act']!r}; expected one of {', '.join(ACT2FN)}")
     try:

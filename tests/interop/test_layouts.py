@@ -216,6 +216,7 @@ def test_wrong_and_silent_keys_are_named(write, read, tmp_path, drafter, layout,
         {"rope_parameters": []},
         {"rope_parameters": {"rope_theta": 10000.0, "rope_type": "other"}},
         {"rope_parameters": {"rope_theta": None, "rope_type": "default"}},
+        {"rope_parameters": {"rope_theta": 10000.0, "rope_type": "default", "partial_rotary_factor": 0.5}},
     ],
 )
 def test_settings_of_a_layer_that_are_none_are_named(write, read, drafter, layout, changes):
