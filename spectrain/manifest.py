@@ -11,7 +11,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
 
 from spectrain.drafters.base import OWN_TARGET
 from spectrain.errors import SpectrainError
-from spectrain.files import write_json
+from spectrain.files import json_digest, write_json
 from spectrain.identity import TargetIdentity
 
 MANIFEST_FILE = "spectrain.json"
@@ -42,6 +42,12 @@ class TokenizerRecord(_Record):
     traffic_digest: str
     components: dict[str, str]
     eos_ids: tuple[int, ...] = ()
+
+    @model_validator(mode="after")
+    def _components_add_up(self) -> TokenizerRecord:
+        if json_digest(self.components) != self.traffic_digest:
+            raise ValueError("components do not add up to traffic_digest: the manifest was changed")
+        return self
 
 
 class ImportRecord(_Record):
@@ -82,6 +88,13 @@ class Manifest(_Record):
     def _taps_have_a_convention(self) -> Manifest:
         if (self.taps is None) != (self.tap_convention is None):
             raise ValueError("taps and tap_convention belong together: one of them is missing")
+        return self
+
+    @model_validator(mode="after")
+    def _sections_are_objects(self) -> Manifest:
+        for section in ("target", "data"):
+            if not isinstance(self.recipe.get(section, {}), dict):
+                raise ValueError(f"recipe.{section} is {self.recipe[section]!r}, expected an object")
         return self
 
     @model_validator(mode="after")

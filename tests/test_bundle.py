@@ -12,7 +12,7 @@ from transformers import configuration_utils
 from spectrain import bundle, interop
 from spectrain.bundle import check_pairing, read_bundle, resolve_bundle, save_bundle
 from spectrain.errors import SpectrainError
-from spectrain.files import file_digest
+from spectrain.files import file_digest, json_digest
 from spectrain.identity import TargetIdentity, tokenizer_identity
 from spectrain.interop import speculators_eagle3
 from spectrain.manifest import MANIFEST_FILE, name_target, publishable, read_manifest
@@ -361,9 +361,26 @@ def test_settings_of_a_drafter_that_do_not_fit_are_named(folder, key, value, nam
 
 def test_a_manifest_of_an_older_version_knows_fewer_components(folder):
     """What was not recorded is not held against the tokenizer; what was, is."""
-    edit_manifest(
-        folder, lambda manifest: [manifest["tokenizer"]["components"].pop(name) for name in ("texts", "frame")]
-    )
+
+    def record(change):
+        def edit(manifest):
+            change(manifest["tokenizer"]["components"])
+            manifest["tokenizer"]["traffic_digest"] = json_digest(manifest["tokenizer"]["components"])
+
+        edit_manifest(folder, edit)
+
+    record(lambda components: [components.pop(name) for name in ("texts", "frame")])
     assert read_bundle(folder).notes == ()
-    edit_manifest(folder, lambda manifest: manifest["tokenizer"]["components"].update(decoder="0" * 64))
+    record(lambda components: components.update(decoder="0" * 64))
     refuse(folder, "the tokenizer's decoder is not the one")
+
+
+def test_components_taken_out_of_a_manifest_are_missed(folder):
+    edit_manifest(folder, lambda manifest: manifest["tokenizer"].update(components={}))
+    refuse(folder, "tokenizer: .*do not add up to traffic_digest")
+
+
+@pytest.mark.parametrize("section", ["target", "data"])
+def test_a_recipe_has_sections(folder, section):
+    edit_manifest(folder, lambda manifest: manifest["recipe"].update({section: "x"}))
+    refuse(folder, f"recipe.{section} is 'x', expected an object")

@@ -67,7 +67,8 @@ def layer_config(config: FeatureDrafterConfig, target: Target) -> LlamaConfig:
         hidden_act="silu",
         rms_norm_eps=getattr(source, "rms_norm_eps", 1e-6),
         max_position_embeddings=source.max_position_embeddings,
-        rope_parameters=dict(rope),
+        # A Llama layer turns whole heads here; a server would turn a part of them if this key were copied.
+        rope_parameters={key: value for key, value in rope.items() if key != "partial_rotary_factor"},
         attention_bias=False,
         mlp_bias=False,
         tie_word_embeddings=False,

@@ -91,7 +91,7 @@ def gather(request: Request) -> Publication:
     method = format_of_config(contents.config, str(request.bundle)).SERVED.vllm
     files[CARD_FILE] = write_card(request.repo, contents.folder, manifest, document, given, method, text).encode()
     check_places(files, _places(request, contents.manifest))
-    check_traffic(files, request.traffic, _template(contents))
+    check_traffic(files, request.traffic, _of_the_target(contents))
     replaced = (request.bundle / CARD_FILE).is_file() and not request.notes
     note = f"{CARD_FILE} of the bundle gives way to the card; --notes FILE puts a text of yours into it"
     return Publication(request.repo, dict(sorted(files.items())), (note,) if replaced else ())
@@ -159,9 +159,10 @@ def _picture(document: Mapping[str, Any]) -> bytes:
         return render_picture(document, Path(folder) / PICTURE).read_bytes()
 
 
-def _template(contents: BundleContents) -> str:
+def _of_the_target(contents: BundleContents) -> list[str]:
+    """What the target itself says: its template, and its tokens, of which some are whole phrases."""
     template = contents.tokenizer.chat_template
-    return template if isinstance(template, str) else json.dumps(template or "")
+    return [template if isinstance(template, str) else json.dumps(template or ""), *contents.tokenizer.get_vocab()]
 
 
 def _places(request: Request, manifest: Manifest) -> set[Path]:

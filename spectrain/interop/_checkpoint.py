@@ -96,6 +96,8 @@ def write_checkpoint(
 
 def check_keys(found: Mapping[str, Any], required: Collection[str], optional: Collection[str], where: str) -> None:
     """Raise when a required key is missing or a key is unknown, with the nearest known name."""
+    if not isinstance(found, Mapping):
+        raise SpectrainError(f"{where} is {found!r}, expected an object")
     for key in required:
         if key not in found:
             raise SpectrainError(f"{where}: key {key!r} is missing; found {', '.join(sorted(found))}")
@@ -107,13 +109,21 @@ def check_keys(found: Mapping[str, Any], required: Collection[str], optional: Co
             raise SpectrainError(f"{where}: unknown key {key!r} (value {found[key]!r}).{hint}")
 
 
+def check_sizes(found: Mapping[str, Any], keys: Collection[str], where: str) -> None:
+    """Raise on the first of ``keys`` that is there and no whole number of at least 1."""
+    for key in keys:
+        if key in found and (type(found[key]) is not int or found[key] < 1):
+            raise SpectrainError(f"{where}: {key} is {found[key]!r}; expected a whole number of at least 1")
+
+
 def check_shapes(
     tensors: Mapping[str, Tensor],
     expected: Mapping[str, tuple[int, ...]],
     optional: Collection[str],
     where: str,
 ) -> None:
-    """Raise on the first tensor missing, extra or misshapen. ``expected`` includes the optional ones."""
+    """Raise on the first tensor missing, extra, misshapen or with a value that is no number. ``expected`` includes the
+    optional ones."""
     for name in expected:
         if name not in tensors and name not in optional:
             raise SpectrainError(f"{where}: tensor {name} is missing; it should be {list(expected[name])}")
@@ -126,3 +136,7 @@ def check_shapes(
             raise SpectrainError(
                 f"{where}: tensor {name} is {list(tensor.shape)}, but the configuration asks for {list(expected[name])}"
             )
+        # Of one byte are quantised kinds, which no format takes.
+        checked = tensor.is_floating_point() and tensor.element_size() > 1 and not tensor.is_meta
+        if checked and not bool(tensor.isfinite().all()):
+            raise SpectrainError(f"{where}: tensor {name} holds values that are not finite: its training diverged")

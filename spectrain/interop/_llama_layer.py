@@ -11,9 +11,11 @@ from typing import Any
 import torch
 from torch import Tensor
 from transformers import LlamaConfig
+from transformers.activations import ACT2FN
+from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
 from spectrain.errors import SpectrainError
-from spectrain.interop._checkpoint import check_keys
+from spectrain.interop._checkpoint import check_keys, check_sizes
 
 # Servers give a layer's configuration no defaults, or others than ours: what is absent crashes or silently changes
 # proposals.
@@ -33,6 +35,8 @@ LAYER_KEYS = (
     "max_position_embeddings",
     "rope_parameters",
 )
+_SIZES = ("vocab_size", "hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads", "head_dim",
+          "max_position_embeddings")  # fmt: skip
 _OLD_ROPE = ("rope_theta", "rope_scaling")
 EMBEDDING = "embed_tokens.weight"  # where a checkpoint has none, the server shares the target's
 # fmt: off
@@ -53,9 +57,22 @@ def check_layer(layer: Mapping[str, Any], where: str, where_keys: str) -> None:
     for key, value in fixed.items():
         if layer[key] != value:
             raise SpectrainError(f"{where}: {key} is {layer[key]!r}; only {value!r} is supported")
+    check_sizes(layer, _SIZES, where)
     if not isinstance(layer["rope_parameters"], dict) or "rope_theta" not in layer["rope_parameters"]:
         found = layer["rope_parameters"]
         raise SpectrainError(f"{where}: rope_parameters must give rope_theta and rope_type, found {found!r}")
+    part = layer["rope_parameters"].get("partial_rotary_factor", 1.0)
+    if part != 1.0:
+        raise SpectrainError(f"{where}: rope_parameters.partial_rotary_factor is {part!r}; only 1.0 is supported")
+    if layer["hidden_act"] not in list(ACT2FN):
+        raise SpectrainError(f"{where}: hidden_act is {layer['hidden_act']!r}; expected one of {', '.join(ACT2FN)}")
+    try:
+        LlamaRotaryEmbedding(read_layer(layer))
+    except Exception as error:  # the library checks each setting in a way of its own
+        raise SpectrainError(
+            f"{where}: transformers makes no layer of it, with rope_parameters {layer['rope_parameters']!r}: "
+            f"{type(error).__name__}: {error}"
+        ) from error
 
 
 def read_layer(layer: Mapping[str, Any]) -> LlamaConfig:
@@ -71,6 +88,7 @@ def layer_of(config: Mapping[str, Any], others: Collection[str], where: str) -> 
     """
     sizes = ("model_type", "vocab_size", "hidden_size", "intermediate_size", "num_attention_heads")
     check_keys(config, sizes, {*LAYER_KEYS, *INERT_KEYS, *_OLD_ROPE, *others}, where)
+    check_sizes(config, sizes[1:], where)
     heads = config["num_attention_heads"]
     absent = {
         "num_hidden_layers": 1,
@@ -90,6 +108,9 @@ def layer_of(config: Mapping[str, Any], others: Collection[str], where: str) -> 
 
 def _rope(config: Mapping[str, Any], where: str) -> dict[str, Any]:
     """rope_parameters, or the two keys that stood for them up to transformers 4; SpectrainError where both disagree."""
+    for key in ("rope_scaling", "rope_parameters"):
+        if config.get(key) is not None and not isinstance(config[key], Mapping):
+            raise SpectrainError(f"{where}: {key} is {config[key]!r}, expected an object")
     scaling = dict(config.get("rope_scaling") or {})
     kind = scaling.pop("type", "default")
     old = {"rope_theta": config.get("rope_theta", 10000.0), "rope_type": kind, **scaling}
@@ -122,7 +143,8 @@ def borrowed_or_own(tensors: Mapping[str, Tensor], target_VH: Tensor) -> tuple[d
     if EMBEDDING not in tensors:
         return dict(tensors), "target"
     stored_VH = tensors[EMBEDDING]
-    if stored_VH.shape == target_VH.shape and torch.equal(stored_VH, target_VH.to("cpu", stored_VH.dtype)):
+    floating = stored_VH.is_floating_point()
+    if floating and stored_VH.shape == target_VH.shape and torch.equal(stored_VH, target_VH.to("cpu", stored_VH.dtype)):
         return {name: tensor for name, tensor in tensors.items() if name != EMBEDDING}, "target"
     return dict(tensors), "own"
 

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from spectrain.drafters.eagle3 import Eagle3Config, Eagle3Drafter
 from spectrain.errors import SpectrainError
-from spectrain.interop._checkpoint import check_keys, check_shapes, read_config, read_tensors
+from spectrain.interop._checkpoint import check_keys, check_shapes, check_sizes, read_config, read_tensors
 from spectrain.interop._llama_layer import (
     EMBEDDING,
     LAYER_KEYS,
@@ -203,13 +203,15 @@ def _settings(config: Mapping[str, Any], where: str) -> Eagle3Settings:
             verifier_architectures=tuple(serving["verifier"]["architectures"]),
             embed_requires_grad=config.get("embed_requires_grad", False),
         )
-    except (KeyError, IndexError, TypeError) as error:
+    except (KeyError, IndexError, TypeError, ValueError) as error:
         raise SpectrainError(f"{where}: malformed: {type(error).__name__}: {error}") from error
 
 
 def _check_settings(settings: Eagle3Settings, where: str) -> None:
     layer, taps = settings.layer_config, settings.taps
     check_layer(layer, where, f"{where}: transformer_layer_config")
+    sizes = {"draft_vocab_size": settings.draft_vocab_size, "target_hidden_size": settings.target_hidden_size}
+    check_sizes(sizes, sizes, where)
     if len(taps) != 3 or any(type(tap) is not int or tap < 0 for tap in taps) or sorted(set(taps)) != list(taps):
         raise SpectrainError(
             f"{where}: eagle_aux_hidden_state_layer_ids must be three distinct ascending layer ids, found {list(taps)}"
@@ -218,7 +220,7 @@ def _check_settings(settings: Eagle3Settings, where: str) -> None:
         raise SpectrainError(
             f"{where}: embed_requires_grad is {settings.embed_requires_grad!r}, expected true or false"
         )
-    if not 0 < settings.draft_vocab_size <= layer["vocab_size"]:
+    if settings.draft_vocab_size > layer["vocab_size"]:
         raise SpectrainError(
             f"{where}: draft_vocab_size is {settings.draft_vocab_size}, the target's vocabulary has "
             f"{layer['vocab_size']} entries"

@@ -8,6 +8,7 @@ import pytest
 import torch
 from pydantic import ValidationError
 from torch import nn
+from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
 from spectrain.drafters.draft_layer import depth_attention, packed_positions, take_positions
 from spectrain.drafters.eagle3 import Eagle3Config, Eagle3Drafter, layer_config
@@ -213,6 +214,15 @@ def test_sizes_rotary_settings_and_context_are_the_targets(tiny_target):
     assert (layer.num_attention_heads, layer.num_key_value_heads, layer.head_dim) == (4, 2, 8)
     assert layer.intermediate_size == target.config.intermediate_size
     assert layer_config(Eagle3Config(intermediate_size=48), target).intermediate_size == 48
+
+
+def test_a_target_that_turns_a_part_of_each_head_gets_a_layer_that_turns_all_and_says_so(tiny_target):
+    """What the layer computes is what a server is told."""
+    target = tiny_target("gpt_neox", layers=8)
+    assert target.config.rope_parameters["partial_rotary_factor"] == 0.25
+    layer = layer_config(Eagle3Config(), target)
+    assert "partial_rotary_factor" not in layer.rope_parameters
+    assert len(LlamaRotaryEmbedding(layer).inv_freq) == layer.head_dim // 2
 
 
 def test_default_taps_need_seven_layers(tiny_target):

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import json
 import shutil
+import unicodedata
 from pathlib import Path
 
 import pytest
+import torch
 import yaml
+from safetensors.torch import save_file
 from tiny import build_tokenizer
 
 from spectrain.bundle import read_bundle
@@ -15,7 +18,7 @@ from spectrain.errors import SpectrainError
 from spectrain.files import file_digest
 from spectrain.hub import gather
 from spectrain.hub.contents import content_digest
-from spectrain.hub.privacy import without_places
+from spectrain.hub.privacy import check_places, check_traffic, without_places
 from spectrain.manifest import MANIFEST_FILE, read_manifest
 
 FILES = {
@@ -176,7 +179,7 @@ def test_another_tokenizer_is_refused(request_of, bundle):
     refuse(request_of(), "the tokenizer's vocabulary is not the one the drafter was trained with")
 
 
-@pytest.mark.parametrize("name", ["data/a.json", "features/a.safetensors", "wandb/a.json", ".env/a.json", "x/.a.json"])
+@pytest.mark.parametrize("name", ["data/a.json", "features/a.safetensors", "Wandb/a.json", ".env/a.json", "x/.a.json"])
 def test_what_belongs_to_a_run_never_leaves_even_where_it_is_listed(request_of, bundle, name):
     (bundle / name).parent.mkdir(parents=True)
     (bundle / name).write_bytes(b"{}")
@@ -234,14 +237,61 @@ def test_what_the_template_says_is_not_the_traffic_s(request_of, run, bundle, tm
     words = "You are a careful assistant of the company"
     template = "{% set first = '" + words + "' %}" + (bundle / "chat_template.jinja").read_text()
     (bundle / "chat_template.jinja").write_text(template)
-    from spectrain.hub.privacy import check_traffic
-
     chats = tmp_path / "chats.jsonl"
     chats.write_text(json.dumps({"messages": [{"role": "system", "content": words}, {"role": "user", "content": "x"}]}))
     files = {"chat_template.jinja": bundle / "chat_template.jinja"}
-    check_traffic(files, [str(chats)], template)
+    check_traffic(files, [str(chats)], [template])
     with pytest.raises(SpectrainError, match="holds words of a chat"):
-        check_traffic(files, [str(chats)], "")
+        check_traffic(files, [str(chats)], [])
+
+
+def said(path, text):
+    path.write_text(json.dumps({"prompt": text, "completion": "x"}), encoding="utf-8")
+    return [str(path)]
+
+
+@pytest.mark.parametrize(
+    ("spoken", "written"),
+    [
+        (SECRET, "_My_ landlord **in** _Winterthur_ `keeps` the _deposit_"),
+        ("open my_long_file in my_home_dir", r"open my\_long\_file in my\_home\_dir"),
+        ("We don't sell what isn't ours, he says", "We don&#39;t sell what isn&#39;t ours"),
+        ("Déjà réglé près de l'hôtel à Genève", unicodedata.normalize("NFD", "réglé près de l'hôtel à")),
+        ("我的房东在温特图尔扣留了四千法郎的押金，怎么办？", "房东在温特图尔扣留了四千法郎"),
+        ("大家さんが敷金を返してくれません。どうすればいいですか", "「敷金を返してくれません。どう」"),
+    ],
+)  # fmt: skip
+def test_words_are_found_in_every_script_and_however_they_are_marked_up(tmp_path, spoken, written):
+    with pytest.raises(SpectrainError, match="holds words of a chat"):
+        check_traffic({"README.md": f"so: {written}.".encode()}, said(tmp_path / "chats.jsonl", spoken), [])
+    check_traffic({"README.md": "四千法郎 et de l'hôtel, in my home".encode()}, said(tmp_path / "a.jsonl", spoken), [])
+
+
+def test_a_token_of_the_target_is_not_the_traffic_s(tmp_path):
+    phrase = "ありがとうございます。またお願いします"
+    files, chats = {"tokenizer.json": json.dumps([phrase]).encode()}, said(tmp_path / "chats.jsonl", phrase)
+    check_traffic(files, chats, ["template", f"▁{phrase}"])
+    with pytest.raises(SpectrainError, match=r"tokenizer\.json holds words of a chat in chats\.jsonl"):
+        check_traffic(files, chats, ["template"])
+
+
+def test_words_are_found_in_the_head_of_weights_and_behind_a_key_given_twice(tmp_path):
+    chats, weights = said(tmp_path / "chats.jsonl", SECRET), tmp_path / "model.safetensors"
+    save_file({"fc": torch.zeros(2)}, weights, metadata={"note": SECRET})
+    files = {"model.safetensors": weights, "config.json": f'{{"a": {json.dumps(SECRET)}, "a": 1}}'.encode()}
+    for name, content in files.items():
+        with pytest.raises(SpectrainError, match=f"{name} holds words of a chat"):
+            check_traffic({name: content}, chats, [])
+    with pytest.raises(SpectrainError, match="names /srv/chats"):
+        check_places({"config.json": b'{"a": "/srv/chats/a", "a": 1}'}, [Path("/srv/chats")])
+
+
+@pytest.mark.parametrize(
+    ("name", "content"), [("a.json", b"{a"), ("a.txt", "\ufeffa".encode("utf-16")), ("a.md", b"\xe9")]
+)
+def test_what_cannot_be_read_is_not_taken_for_harmless(name, content):
+    with pytest.raises(SpectrainError, match=f"{name} cannot be searched"):
+        check_places({name: content}, [Path.home()])
 
 
 @pytest.mark.parametrize(

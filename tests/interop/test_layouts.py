@@ -196,6 +196,65 @@ def test_wrong_and_silent_keys_are_named(write, read, tmp_path, drafter, layout,
     assert not (tmp_path / "imported").exists()
 
 
+@pytest.mark.parametrize(
+    ("drafter", "layout"), [("eagle3", "sglang-eagle3"), ("eagle3", "vllm-eagle3"), ("eagle", "eagle"),
+                            ("eagle", "vllm-eagle")]
+)  # fmt: skip
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"num_attention_heads": 0},
+        {"num_key_value_heads": {}},
+        {"hidden_size": "8"},
+        {"head_dim": 1.5},
+        {"vocab_size": [272]},
+        {"max_position_embeddings": True},
+        {"hidden_act": "gleu"},
+        {"hidden_act": 3},
+        {"rms_norm_eps": "small"},
+        {"rope_parameters": [1]},
+        {"rope_parameters": []},
+        {"rope_parameters": {"rope_theta": 10000.0, "rope_type": "other"}},
+        {"rope_parameters": {"rope_theta": None, "rope_type": "default"}},
+        {"rope_parameters": {"rope_theta": 10000.0, "rope_type": "default", "partial_rotary_factor": 0.5}},
+    ],
+)
+def test_settings_of_a_layer_that_are_none_are_named(write, read, drafter, layout, changes):
+    """Each is an error of the checkpoint, with its key, before a layer is made of it."""
+    exported, (key,) = write(drafter, layout), changes
+    inner = json.loads((exported / "config.json").read_text()).get("transformer_layer_config")
+    old = {} if inner else {"rope_theta": ..., "rope_scaling": ...}
+    change_config(exported, **({"transformer_layer_config": {**inner, **changes}} if inner else {**old, **changes}))
+    with pytest.raises(SpectrainError, match=rf"exported.*{key}"):
+        read(exported)
+
+
+@pytest.mark.parametrize("found", [3, None, ["x"]])
+@pytest.mark.parametrize("key", ["transformer_layer_config", "speculators_config", "draft_vocab_size"])
+def test_parts_of_a_configuration_that_are_none(write, read, key, found):
+    exported = write("eagle3", "vllm-eagle3")
+    change_config(exported, **{key: found if key != "draft_vocab_size" or found != 3 else "3"})
+    with pytest.raises(SpectrainError, match=f"config.json.*({key}|malformed)"):
+        read(exported)
+
+
+@pytest.mark.parametrize(
+    ("drafter", "layout", "file", "name"),
+    [
+        ("eagle3", "sglang-eagle3", "model.safetensors", "midlayer.mlp.up_proj.weight"),
+        ("medusa own", "medusa", "medusa_lm_head.safetensors", "1.0.linear.bias"),
+        ("language_model", "transformers", "model.safetensors", "model.layers.1.mlp.up_proj.weight"),
+    ],
+)
+@pytest.mark.parametrize("value", ["nan", "inf"])
+def test_weights_that_are_no_numbers_are_named(write, read, drafter, layout, file, name, value):
+    """As a training that diverged leaves them: the drafter would be no drafter."""
+    exported = write(drafter, layout)
+    change_tensors(exported, lambda tensors: tensors[name].view(-1)[0].fill_(float(value)), file)
+    with pytest.raises(SpectrainError, match=f"tensor {name} holds values that are not finite"):
+        read(exported)
+
+
 def test_what_is_silent_can_be_said(write, read):
     exported = write("eagle3", "vllm-eagle3")
     change_config(exported, norm_before_residual=...)
