@@ -50,6 +50,8 @@ class Publication:
 
     repo: str
     files: Mapping[str, Content]
+    target: tuple[str, str]
+    """What others have to fetch for it: id and commit."""
     notes: tuple[str, ...] = ()
 
     @property
@@ -94,7 +96,9 @@ def gather(request: Request) -> Publication:
     check_traffic(files, request.traffic, _of_the_target(contents))
     replaced = (request.bundle / CARD_FILE).is_file() and not request.notes
     note = f"{CARD_FILE} of the bundle gives way to the card; --notes FILE puts a text of yours into it"
-    return Publication(request.repo, dict(sorted(files.items())), (note,) if replaced else ())
+    target = public_target(manifest)
+    fetched = str(target.name), str(target.revision)
+    return Publication(request.repo, dict(sorted(files.items())), fetched, (note,) if replaced else ())
 
 
 def _named(contents: BundleContents, request: Request) -> Manifest:

@@ -44,6 +44,7 @@ def send(publication: Publication, *, private: bool = False, branch: str | None 
     if get_token() is None:
         raise SpectrainError("the Hub asks who you are: set HF_TOKEN, or log in with hf auth login")
     with _explained(repo, lambda: "nothing was sent"):
+        _check_target(api, *publication.target)
         head = _head(api, repo, private, branch)
         there = _files(api, repo, head)
     _check_ours(repo, branch, there)
@@ -58,6 +59,18 @@ def send(publication: Publication, *, private: bool = False, branch: str | None 
         ).oid
     _verify(api, publication, commit)
     return Sent(f"{api.endpoint}/{repo}/tree/{commit}", commit, tuple(stale), commit != head)
+
+
+def _check_target(api: HfApi, name: str, revision: str) -> None:
+    """A drafter whose target nobody can fetch is of no use to anybody."""
+    try:
+        api.model_info(name, revision=revision)
+    except (RepositoryNotFoundError, RevisionNotFoundError) as error:
+        what = "commit" if isinstance(error, RevisionNotFoundError) else "model"
+        raise SpectrainError(
+            f"the target {name} at {revision} is not on the Hub, or your token does not see it (no such {what}); "
+            "correct --target and --target-revision"
+        ) from None
 
 
 def _head(api: HfApi, repo: str, private: bool, branch: str) -> str:

@@ -10,13 +10,15 @@ from huggingface_hub import constants
 
 from spectrain.hub import Request, gather
 
-COMMIT = "c" * 40  # of a target that nobody fetches
+TARGET, COMMIT = "org/target", "c" * 40  # nobody fetches it, but it has to be there
 
 
 @pytest.fixture
 def hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
     """A fake Hub that this process takes for the real one, with a token that may write."""
     found = FakeHub()
+    there = found.add(TARGET, {"config.json": b"{}"})
+    there.commits[COMMIT] = there.files
     template = "/{repo_id}/resolve/{revision}/{filename}"
     monkeypatch.setattr(constants, "ENDPOINT", found.url)
     monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", found.url + template)
@@ -42,7 +44,7 @@ def bundle(run: Path) -> Path:
 @pytest.fixture
 def request_of(bundle: Path):
     """``request_of(**changes)``: what is to be published, complete but for the changes."""
-    whole = Request(bundle, "org/drafter", {"license": "apache-2.0"}, target="org/target", revision=COMMIT)
+    whole = Request(bundle, "org/drafter", {"license": "apache-2.0"}, target=TARGET, revision=COMMIT)
     return lambda **changes: replace(whole, **changes)
 
 

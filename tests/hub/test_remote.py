@@ -47,6 +47,17 @@ def refused(publication, match, **options):
     return str(caught.value)
 
 
+@pytest.mark.parametrize(
+    ("changed", "named"),
+    [(("org/tarqet", "c" * 40), "no such model"), (("org/target", "d" * 40), "no such commit")],
+)
+def test_a_target_that_nobody_can_fetch_is_named_before_anything_is_sent(hub, publication, changed, named):
+    message = refused(replace(publication, target=changed), named)
+    assert all(part in message for part in (*changed, "--target-revision"))
+    assert not hub.sent()
+    assert "org/drafter" not in hub.repos
+
+
 def test_a_new_repository_gets_one_commit_with_every_file(hub, publication):
     sent = send(publication)
     repo = hub.repos["org/drafter"]
@@ -132,7 +143,7 @@ def test_tokens_that_do_not_do(hub, publication, monkeypatch):
 def test_a_token_that_may_not_make_repositories(hub, publication, monkeypatch):
     monkeypatch.setenv("HF_TOKEN", "hf_reader")
     refused(publication, "403.*Nothing was sent")
-    assert not hub.repos
+    assert set(hub.repos) == {"org/target"}
 
 
 def test_another_model_is_not_overwritten(hub, publication):
@@ -159,7 +170,7 @@ def test_private_is_made_private_and_a_public_one_is_not_taken_for_it(hub, publi
 
 def test_a_branch_has_to_be_there(hub, publication):
     refused(publication, "org/drafter is not on the Hub.*no branch next", branch="next")
-    assert not hub.repos
+    assert set(hub.repos) == {"org/target"}
     repo = hub.add("org/drafter", OLD)
     refused(publication, r"no branch next \(it has main\).*hf repos branch create org/drafter next", branch="next")
     assert not hub.sent()
