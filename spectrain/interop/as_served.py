@@ -56,28 +56,44 @@ def _as_it_is(config: Mapping[str, Any], tensors: Mapping[str, Tensor], parts: T
 
 
 def _speculators(config: Mapping[str, Any], tensors: Mapping[str, Tensor], parts: TargetParts, where: str) -> Native:
-    """What its library leaves out of the layer because it is transformers' default is filled in, which vLLM needs.
+    """What its library leaves out is filled in, for vLLM needs it: what is transformers' default in the layer, the
+    target's width where it is the layer's, and the maps of a draft vocabulary that is the target's own.
 
     What says nothing of the norm is refused: its readers do not agree on what that means.
     """
-    norm, layer = "norm_before_residual", "transformer_layer_config"
+    norm = "norm_before_residual"
     if norm not in config:
         raise SpectrainError(
             f"{where}: config.json has no key {norm}, which vLLM takes for true and EAGLE-3 as published for false; if "
             f"the layer adds the hidden state as it was before its norm, give --set {norm}=false"
         )
-    whole, notes = dict(config), list[str]()
-    if isinstance(config.get(layer), Mapping):
-        whole[layer] = layer_of(config[layer], (), f"{where}: config.json: {layer}")
-    if config.get("architectures") == [_LIBRARY_CLASS]:
-        whole["architectures"] = [speculators_eagle3.ARCHITECTURE]
+    whole, tensors = _filled(config, tensors, where)
     if config.get("embed_requires_grad"):
         return Native(whole, dict(tensors))
     kept, embedding = borrowed_or_own(tensors, parts.embedding_weight)
+    notes = list[str]()
     if embedding == "own":
         whole["embed_requires_grad"] = True
         notes.append("its embedding was not trained, but is not this target's either: it is kept as the drafter's own")
     return Native(whole, kept, notes=tuple(notes))
+
+
+def _filled(
+    config: Mapping[str, Any], tensors: Mapping[str, Tensor], where: str
+) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    """See ``_speculators``."""
+    whole, layer, found = dict(config), config.get("transformer_layer_config"), dict(tensors)
+    if config.get("architectures") == [_LIBRARY_CLASS]:
+        whole["architectures"] = [speculators_eagle3.ARCHITECTURE]
+    if not isinstance(layer, Mapping):
+        return whole, found
+    whole["transformer_layer_config"] = layer_of(layer, (), f"{where}: config.json: transformer_layer_config")
+    if config.get("target_hidden_size") is None:
+        whole["target_hidden_size"] = layer["hidden_size"]
+    rows = layer["vocab_size"]
+    if config.get("draft_vocab_size") == rows and not {"d2t", "t2d"} & found.keys():
+        found |= {"d2t": torch.zeros(rows, dtype=torch.int64), "t2d": torch.ones(rows, dtype=torch.bool)}
+    return whole, found
 
 
 def _eagle(config: Mapping[str, Any], tensors: Mapping[str, Tensor], parts: TargetParts, where: str) -> Native:

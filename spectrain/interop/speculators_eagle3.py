@@ -218,6 +218,9 @@ def _check_settings(settings: Eagle3Settings, where: str) -> None:
         raise SpectrainError(
             f"{where}: embed_requires_grad is {settings.embed_requires_grad!r}, expected true or false"
         )
+    for key in ("draft_vocab_size", "target_hidden_size"):
+        if type(getattr(settings, key)) is not int:
+            raise SpectrainError(f"{where}: {key} is {getattr(settings, key)!r}, expected a whole number")
     if not 0 < settings.draft_vocab_size <= layer["vocab_size"]:
         raise SpectrainError(
             f"{where}: draft_vocab_size is {settings.draft_vocab_size}, the target's vocabulary has "

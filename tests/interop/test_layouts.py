@@ -210,6 +210,7 @@ def test_what_the_speculators_library_saves(write, read, chat_target, tmp_path):
     layer = json.loads((exported / "config.json").read_text())["transformer_layer_config"]
     less = {key: value for key, value in layer.items() if key not in {"hidden_act", "mlp_bias", "attention_bias"}}
     change_config(exported, architectures=["Eagle3DraftModel"], auto_map={"": "config.Eagle3SpeculatorConfig"},
+                  target_hidden_size=None,
                   transformer_layer_config={**less, "use_cache": True, "unk_token_id": 0})  # fmt: skip
     embedding = {"embed_tokens.weight": chat_target.embedding_weight.clone()}
     change_tensors(exported, lambda tensors: tensors.update(embedding))
@@ -217,6 +218,7 @@ def test_what_the_speculators_library_saves(write, read, chat_target, tmp_path):
     contents = read_bundle(tmp_path / "imported")
     assert contents.config["architectures"] == ["Eagle3Speculator"]
     assert contents.config["transformer_layer_config"] == layer
+    assert contents.config["target_hidden_size"] == layer["hidden_size"]
     assert "embed_tokens.weight" not in contents.tensors
     change_tensors(exported, lambda tensors: tensors["embed_tokens.weight"].mul_(2))
     manifest, notes = read(exported)
@@ -248,6 +250,33 @@ def test_missing_extra_and_misshapen_tensors_are_named(write, read, drafter, lay
         change_tensors(exported, change, file)
         with pytest.raises(SpectrainError, match=match):
             read(exported)
+
+
+def test_a_whole_draft_vocabulary_needs_no_maps(write, read, chat_target, tmp_path):
+    """Its library writes none where the two vocabularies are one."""
+    exported = write("eagle3", "vllm-eagle3")
+    layer = json.loads((exported / "config.json").read_text())["transformer_layer_config"]
+    rows = layer["vocab_size"]
+
+    def widen(tensors):
+        del tensors["d2t"], tensors["t2d"]
+        tensors["lm_head.weight"] = torch.randn(rows, layer["hidden_size"])
+
+    change_tensors(exported, widen)
+    with pytest.raises(SpectrainError, match="d2t"):
+        read(exported)
+    change_config(exported, draft_vocab_size=rows)
+    read(exported)
+    drafter, _, _ = load_drafter(tmp_path / "imported", chat_target)
+    assert drafter.vocabulary()[1].tolist() == list(range(rows))
+
+
+@pytest.mark.parametrize("key", ["draft_vocab_size", "target_hidden_size"])
+def test_sizes_are_whole_numbers(write, read, key):
+    exported = write("eagle3", "vllm-eagle3")
+    change_config(exported, **{key: "64"})
+    with pytest.raises(SpectrainError, match=f"{key} is '64', expected a whole number"):
+        read(exported)
 
 
 @pytest.mark.parametrize("layout", ["sglang-eagle3", "vllm-eagle3"])

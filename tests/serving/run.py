@@ -168,8 +168,9 @@ def main() -> int:
     bundles = named(options.bundles or small_bundles(recipes, RECIPES / "traffic", options.target, options.output))
     server = Server(python, options.output, options.timeout)
     findings, controls = compare(server, bundles, options)
+    print("", render(findings, options.k), render_controls(controls), "", sep="\n\n", flush=True)
     exchanges = exchange(server, bundles, options)
-    print("", render(findings, options.k), render_controls(controls), render_exchanges(exchanges), sep="\n\n")
+    print(render_exchanges(exchanges))
     return int(any(part.faults for part in (*findings, *controls, *exchanges)))
 
 
