@@ -24,8 +24,8 @@ def _taps_swapped(tensors: dict[str, Tensor]) -> None:
     tensors["fc.weight"] = torch.cat([last, middle, first], dim=1)
 
 
-def _vocabulary_left_out(tensors: dict[str, Tensor]) -> None:
-    del tensors["d2t"]
+def _fusion_left_out(tensors: dict[str, Tensor]) -> None:
+    del tensors["fc.weight"]
 
 
 def _halves_swapped(tensors: dict[str, Tensor]) -> None:
@@ -48,7 +48,7 @@ BREAKAGES: dict[str, dict[str, Change]] = {
     "eagle3": {
         "head rows permuted": _head_rows_permuted,
         "taps swapped": _taps_swapped,
-        "draft vocabulary left out": _vocabulary_left_out,
+        "fusion left out": _fusion_left_out,
     },
     "eagle": {"embedding and feature swapped": _halves_swapped},
     "medusa": {"heads swapped": _heads_swapped, "a head left out": _head_left_out},
