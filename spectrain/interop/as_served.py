@@ -14,7 +14,7 @@ from spectrain.errors import SpectrainError
 from spectrain.interop import eagle, language_model, medusa, speculators_eagle3
 from spectrain.interop._checkpoint import WEIGHTS_FILE, check_keys
 from spectrain.interop._layout import Checkpoint, Native
-from spectrain.interop._llama_layer import INERT_KEYS, borrowed_or_own, layer_of
+from spectrain.interop._llama_layer import EMBEDDING, INERT_KEYS, borrowed_or_own, layer_of
 from spectrain.interop._parts import TargetParts
 
 # Names of a weight that is tied to the embedding, as older checkpoints store it a second time.
@@ -26,12 +26,13 @@ _OLD_KEYS = ("torch_dtype", "rope_theta", "rope_scaling")
 @dataclass(frozen=True)
 class AsServed:
     """A serving format by the name that commands know it by; ``adapt`` is what is done to a checkpoint made elsewhere
-    before it is checked."""
+    before it is checked, ``complete`` adds what other readers of the format want besides."""
 
     NAME: str
     ABOUT: str
     module: Any
     adapt: Callable[[Mapping[str, Any], Mapping[str, Tensor], TargetParts, str], Native]
+    complete: Callable[[Mapping[str, Tensor], TargetParts], dict[str, Tensor]] = lambda tensors, _: dict(tensors)
     WEIGHTS: str = WEIGHTS_FILE
 
     @property
@@ -42,7 +43,7 @@ class AsServed:
         return bool(self.module.recognises(config))
 
     def from_native(self, config: Mapping[str, Any], tensors: Mapping[str, Tensor], parts: TargetParts) -> Checkpoint:
-        return dict(config), dict(tensors)
+        return dict(config), self.complete(tensors, parts)
 
     def to_native(self, config: Mapping[str, Any], tensors: Mapping[str, Tensor], parts: TargetParts,
                   where: str) -> Native:  # fmt: skip
@@ -96,6 +97,12 @@ def _filled(
     return whole, found
 
 
+def _with_embedding(tensors: Mapping[str, Tensor], parts: TargetParts) -> dict[str, Tensor]:
+    """A copy of the target's where there is none: without it the library drafts on an embedding of zeros, silently."""
+    embedding = parts.embedding_weight.to(tensors["fc.weight"].dtype)
+    return {EMBEDDING: embedding, **tensors}
+
+
 def _eagle(config: Mapping[str, Any], tensors: Mapping[str, Tensor], parts: TargetParts, where: str) -> Native:
     """No key says whose an embedding in the file is: the target's own is left out."""
     kept, embedding = borrowed_or_own(tensors, parts.embedding_weight)
@@ -130,7 +137,8 @@ def _equal(left: Tensor, right: Tensor) -> bool:
 
 
 SERVED = (
-    AsServed("vllm-eagle3", "EAGLE-3 as vLLM and its speculators library have it", speculators_eagle3, _speculators),
+    AsServed("vllm-eagle3", "EAGLE-3 as vLLM and its speculators library have it", speculators_eagle3, _speculators,
+             _with_embedding),
     AsServed("vllm-eagle", "EAGLE as vLLM has it", eagle, _eagle),
     AsServed("vllm-medusa", "Medusa heads as vLLM has them", medusa, _as_it_is),
     AsServed("transformers", "a draft model as transformers (assistant_model) and vLLM have it", language_model,

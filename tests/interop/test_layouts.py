@@ -144,6 +144,12 @@ def test_what_the_published_layouts_look_like(write, tmp_path, bundles, chat_tar
     assert torch.equal(tensors["1.2.weight"], chat_target.head_weight)
 
 
+def test_the_library_gets_the_embedding_that_it_would_take_for_zeros(write, bundles, chat_target):
+    assert "embed_tokens.weight" not in load_file(bundles / "eagle3" / "model.safetensors")
+    tensors = load_file(write("eagle3", "vllm-eagle3") / "model.safetensors")
+    assert torch.equal(tensors["embed_tokens.weight"], chat_target.embedding_weight)
+
+
 def test_layer_ids_are_written_for_both_ways_to_count(write, read):
     exported = write("eagle3 other taps", "sglang-eagle3")
     config = json.loads((exported / "config.json").read_text())

@@ -27,12 +27,13 @@ from spectrain.data.conversations import load_conversations
 from spectrain.drafters.base import TrainableDrafter
 from spectrain.evaluation.verdict import near_tie_gap
 from spectrain.evaluation.workbench import prompts_of, table
-from spectrain.exchange import import_checkpoint
+from spectrain.exchange import export_checkpoint, import_checkpoint
 from spectrain.heads import head_product
 from spectrain.interop import format_of, speculators_eagle3
 from spectrain.manifest import read_manifest
 from spectrain.target import FeatureBatch, Target, load_target
 
+LAYOUT = "vllm-eagle3"
 ROWS, DEPTHS, STEPS = 4, 3, 40  # steps of the library's own training, so that its drafter accepts something
 
 
@@ -68,9 +69,10 @@ def exchange(server: Server, bundles: Mapping[str, Path], options: argparse.Name
     answers = plain(target, prompts, options.max_new_tokens)
     texts = [Text([*prompt.ids, *answer], len(prompt.ids)) for prompt, answer in zip(prompts, answers, strict=True)]
     place = server.output / "speculators"
-    for made in ("saved", "imported"):
+    for made in ("exported", "saved", "imported"):
         shutil.rmtree(place / made, ignore_errors=True)
-    job = {"target": str(options.target), "folder": str(bundle.resolve()), "saved": str(place / "saved"),
+    export_checkpoint(bundle, LAYOUT, place / "exported", target)
+    job = {"target": str(options.target), "folder": str(place / "exported"), "saved": str(place / "saved"),
            "rows": [text.ids for text in texts], "depths": DEPTHS, "steps": STEPS}  # fmt: skip
     result = server.run("speculators", job, "library.py")
     if isinstance(result, str):
