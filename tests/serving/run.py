@@ -120,6 +120,9 @@ def compare(
         method = format_of(bundle).SERVED.vllm
         ours = place.add(name, drafter, {"method": method, "model": str(bundle.resolve())})
         if place is not common:
+            if place.plain == common.plain:
+                what = "answers every prompt as the original does, so nothing shows which is served; give other prompts"
+                place.findings[0].fault(what)
             findings += place.findings
         if place is not common or not findings[-1].starts:  # what is served beside the common target has them too
             continue
