@@ -72,6 +72,7 @@ def _view(repo: str, bundle: Path, manifest: Manifest, document: Mapping[str, An
         "k": k,
         "serving": serving(repo, target.name or "", target.revision or "", changed, method, k),
         "cost": training_cost(bundle, read_manifest(bundle)),
+        "imported": manifest.imported_from,
         "recipe": _settings(manifest.recipe),
         "data": ", ".join(f"{key} `{digest}`" for key, digest in sorted(manifest.data_digests.items())),
         "versions": ", ".join(f"{library} {version}" for library, version in versions),

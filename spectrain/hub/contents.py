@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from spectrain.bundle import BundleContents, read_bundle
+from spectrain.bundle import BundleContents, read_bundle, unchecked
 from spectrain.errors import SpectrainError
 from spectrain.evaluation.report import PICTURE, render_picture
 from spectrain.files import file_digest
@@ -75,9 +75,10 @@ def gather(request: Request) -> Publication:
     if "/" not in request.repo:
         raise SpectrainError(f"repository {request.repo!r} has no owner: expected ORG/NAME")
     contents = read_bundle(request.bundle)
-    if contents.notes:
+    doubts = [note for note in contents.notes if note not in unchecked(contents.manifest)]
+    if doubts:
         raise SpectrainError(
-            f"{request.bundle}: {contents.notes[0]}; publish with the libraries that wrote the bundle, or export it "
+            f"{request.bundle}: {doubts[0]}; publish with the libraries that wrote the bundle, or export it "
             "again with its target's tokenizer"
         )
     manifest = _named(contents, request)

@@ -15,6 +15,7 @@ from huggingface_hub.utils import validate_repo_id
 from spectrain.errors import SpectrainError
 from spectrain.manifest import Manifest, public_target
 
+# The table of hub-docs, docs/hub/repositories-licenses.md, from which the Hub takes its own, as of 2026-07.
 LICENSES = frozenset(Path(__file__).with_name("licenses.txt").read_text(encoding="utf-8").split())
 _OURS = ("base_model", "base_model_relation", "library_name", "model-index", "model_name", "pipeline_tag")
 _FRONT_MATTER = re.compile(r"\A\ufeff?---[ \t]*\r?\n(.*?)\r?\n---[ \t]*(?:\r?\n|\Z)", re.DOTALL)

@@ -42,10 +42,11 @@ EMBEDDING = "embed_tokens.weight"  # where a checkpoint has none, the server sha
 # fmt: off
 # Keys that any transformers configuration carries and that do not change what the drafter computes.
 INERT_KEYS = {
-    "architectures", "attention_dropout", "bos_token_id", "chunk_size_feed_forward", "dtype", "eos_token_id",
-    "id2label", "initializer_range", "is_encoder_decoder", "label2id", "output_attentions", "output_hidden_states",
-    "pad_token_id", "pretraining_tp", "problem_type", "return_dict", "tie_word_embeddings", "torch_dtype",
-    "transformers_version", "use_cache", "_name_or_path",
+    "architectures", "attention_dropout", "bos_token_id", "chunk_size_feed_forward", "cls_token_id",
+    "decoder_start_token_id", "dtype", "eos_token_id", "id2label", "initializer_range", "is_encoder_decoder",
+    "is_llama_config", "label2id", "mask_token_id", "output_attentions", "output_hidden_states", "pad_token_id",
+    "pretraining_tp", "problem_type", "return_dict", "sep_token_id", "tie_word_embeddings", "torch_dtype",
+    "transformers.js_config", "transformers_version", "unk_token_id", "use_cache", "_name_or_path",
 }
 # fmt: on
 

@@ -12,11 +12,13 @@ from huggingface_hub import ModelCard
 from test_gather import edit
 
 from spectrain.bundle import read_bundle
+from spectrain.exchange import export_checkpoint, import_checkpoint
 from spectrain.files import file_digest
 from spectrain.hub import gather
 from spectrain.hub.card import serving
 from spectrain.identity import target_identity
 from spectrain.manifest import MANIFEST_FILE, read_manifest
+from spectrain.target import load_target
 
 
 @pytest.fixture
@@ -102,6 +104,32 @@ def test_a_target_that_was_trained_too_is_another_model(request_of, changed):
     assert "    vllm serve ./drafter/target --speculative-config" in text
     document = json.loads(publication.files["acceptance.json"])
     assert document["context"]["target"]["name"] == "org/target, changed"
+
+
+def test_a_bundle_made_of_a_checkpoint_from_elsewhere_says_so(request_of, bundle, chat_folder, tmp_path):
+    """It has no recipe and no data, and what nobody could check is among its limits."""
+    target = load_target(str(chat_folder), device="cpu")
+    export_checkpoint(bundle, "vllm-eagle3", tmp_path / "out", target, verify=False)
+    imported = tmp_path / "imported"
+    import_checkpoint(tmp_path / "out", imported, target, verify=False)
+    shutil.copyfile(bundle / "acceptance.json", imported / "acceptance.json")
+    publication = gather(request_of(bundle=imported))
+    text = publication.card.split("## How it was trained")[1]
+    assert "in the layout `vllm-eagle3`" in text
+    assert read_manifest(imported).imported_from.weights in text
+    assert "| setting | value |" not in text
+    assert "Data, by SHA-256" not in text
+    assert "nobody could check this: it does not say which target it was trained for" in text.split("## Limits")[1]
+    assert ModelCard(publication.card).data.base_model == "org/target"
+    assert str(chat_folder) not in publication.card + publication.files[MANIFEST_FILE].decode()
+
+
+def test_a_bundle_without_a_recipe_has_no_empty_table(request_of, bundle):
+    edit(bundle / MANIFEST_FILE, lambda manifest: manifest.update(recipe={}, data_digests={}))
+    text = gather(request_of()).card.split("## How it was trained")[1]
+    assert "No recipe was recorded." in text
+    assert "| setting | value |" not in text
+    assert "Data, by SHA-256" not in text
 
 
 def test_what_serves_each_format():

@@ -299,6 +299,7 @@ def test_what_cannot_be_read_is_not_taken_for_harmless(name, content):
     [
         ({}, "no license; give one with --license"),
         ({"license": "apache2"}, "license 'apache2' is none that the Hub knows"),
+        ({"license": "tii-falcon-llm"}, "none that the Hub knows"),  # any more
         ({"license": "other"}, "give --license-name and --license-link"),
         ({"license": "mit", "datasets": [None]}, r"datasets of the card is \[None\]"),
         ({"license": "mit", "datasets": None}, "datasets of the card is None"),
@@ -314,6 +315,11 @@ def test_metadata_that_the_hub_refuses_fails_here(hub, request_of, tmp_path, giv
     notes.write_text(f"---\n{yaml.safe_dump(given)}---\ntext\n")
     refuse(request_of(metadata={}, notes=notes), match)
     assert not hub.requests
+
+
+@pytest.mark.parametrize("license_", ["apache-2.0", "llama3.3", "gemma", "openmdw-1.1"])
+def test_licenses_that_the_hub_takes(request_of, license_):
+    assert f"\nlicense: {license_}\n" in gather(request_of(metadata={"license": license_})).card
 
 
 @pytest.mark.parametrize(

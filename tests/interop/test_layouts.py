@@ -9,7 +9,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from spectrain import interop
+from spectrain import generate, interop, load_bundle
 from spectrain.bundle import load_drafter, read_bundle, save_drafter
 from spectrain.drafters.eagle import EagleConfig, EagleDrafter
 from spectrain.drafters.eagle3 import Eagle3Config, Eagle3Drafter
@@ -20,6 +20,7 @@ from spectrain.exchange import export_checkpoint, import_checkpoint
 from spectrain.interop.layouts import LAYOUTS, TargetParts, layouts_of
 from spectrain.manifest import MANIFEST_FILE, read_manifest
 from spectrain.reload import answers
+from spectrain.shapes import StaticTree
 
 DRAFTERS = {
     "eagle3": (Eagle3Drafter, Eagle3Config(depths=2, draft_vocab_size=64)),
@@ -143,6 +144,12 @@ def test_what_the_published_layouts_look_like(write, tmp_path, bundles, chat_tar
     assert torch.equal(tensors["1.2.weight"], chat_target.head_weight)
 
 
+def test_the_library_gets_the_embedding_that_it_would_take_for_zeros(write, bundles, chat_target):
+    assert "embed_tokens.weight" not in load_file(bundles / "eagle3" / "model.safetensors")
+    tensors = load_file(write("eagle3", "vllm-eagle3") / "model.safetensors")
+    assert torch.equal(tensors["embed_tokens.weight"], chat_target.embedding_weight)
+
+
 def test_layer_ids_are_written_for_both_ways_to_count(write, read):
     exported = write("eagle3 other taps", "sglang-eagle3")
     config = json.loads((exported / "config.json").read_text())
@@ -262,18 +269,21 @@ def test_what_is_silent_can_be_said(write, read):
 
 
 def test_what_the_speculators_library_saves(write, read, chat_target, tmp_path):
-    """Its own class's name, a layer without what is transformers' default, and a copy of the target's embedding."""
+    """Its own class's name, the target's config.json as the layer's, without what is transformers' default, and a copy
+    of the target's embedding."""
     exported = write("eagle3", "vllm-eagle3")
     layer = json.loads((exported / "config.json").read_text())["transformer_layer_config"]
     less = {key: value for key, value in layer.items() if key not in {"hidden_act", "mlp_bias", "attention_bias"}}
     change_config(exported, architectures=["Eagle3DraftModel"], auto_map={"": "config.Eagle3SpeculatorConfig"},
-                  transformer_layer_config={**less, "use_cache": True})  # fmt: skip
+                  target_hidden_size=None,
+                  transformer_layer_config={**less, "use_cache": True, "unk_token_id": 0})  # fmt: skip
     embedding = {"embed_tokens.weight": chat_target.embedding_weight.clone()}
     change_tensors(exported, lambda tensors: tensors.update(embedding))
     read(exported)
     contents = read_bundle(tmp_path / "imported")
     assert contents.config["architectures"] == ["Eagle3Speculator"]
     assert contents.config["transformer_layer_config"] == layer
+    assert contents.config["target_hidden_size"] == layer["hidden_size"]
     assert "embed_tokens.weight" not in contents.tensors
     change_tensors(exported, lambda tensors: tensors["embed_tokens.weight"].mul_(2))
     manifest, notes = read(exported)
@@ -305,6 +315,68 @@ def test_missing_extra_and_misshapen_tensors_are_named(write, read, drafter, lay
         change_tensors(exported, change, file)
         with pytest.raises(SpectrainError, match=match):
             read(exported)
+
+
+def test_a_whole_draft_vocabulary_needs_no_maps(write, read, chat_target, tmp_path):
+    """Its library writes none where the two vocabularies are one."""
+    exported = write("eagle3", "vllm-eagle3")
+    layer = json.loads((exported / "config.json").read_text())["transformer_layer_config"]
+    rows = layer["vocab_size"]
+
+    def widen(tensors):
+        del tensors["d2t"], tensors["t2d"]
+        tensors["lm_head.weight"] = torch.randn(rows, layer["hidden_size"])
+
+    change_tensors(exported, widen)
+    with pytest.raises(SpectrainError, match="d2t"):
+        read(exported)
+    change_config(exported, draft_vocab_size=rows)
+    read(exported)
+    drafter, _, _ = load_drafter(tmp_path / "imported", chat_target)
+    assert drafter.vocabulary()[1].tolist() == list(range(rows))
+
+
+@pytest.mark.parametrize("key", ["draft_vocab_size", "target_hidden_size"])
+def test_sizes_are_whole_numbers(write, read, key):
+    exported = write("eagle3", "vllm-eagle3")
+    change_config(exported, **{key: "64"})
+    with pytest.raises(SpectrainError, match=f"{key} is '64'; expected a whole number"):
+        read(exported)
+
+
+@pytest.mark.parametrize("layout", ["sglang-eagle3", "vllm-eagle3"])
+def test_taps_are_where_the_convention_says_after_an_import_too(write, read, chat_target, tmp_path, layout):
+    """CASES C10: tap k is the stream that enters layer k; a bundle that does not say where does not load."""
+    manifest, _ = read(write("eagle3 other taps", layout))
+    assert manifest.taps == (0, 3, 7)
+    drafter, _, _ = load_drafter(tmp_path / "imported", chat_target)
+    ids = torch.tensor([[5, 6, 7, 8]])
+    streams = chat_target.model(ids, output_hidden_states=True).hidden_states
+    chat_target.tap(drafter.tap_layers)
+    assert torch.equal(chat_target.forward(ids).taps_BTF, torch.cat([streams[k] for k in (0, 3, 7)], dim=-1))
+    path = tmp_path / "imported" / MANIFEST_FILE
+    whole = json.loads(path.read_text())
+    for silent, match in (("taps", "belong together"), ("tap_convention", "belong together")):
+        path.write_text(json.dumps({**whole, silent: None}))
+        with pytest.raises(SpectrainError, match=match):
+            read_bundle(tmp_path / "imported")
+
+
+@pytest.mark.parametrize(
+    ("drafter", "layout", "paths", "match"),
+    [
+        ("medusa own", "medusa", ((0,), (0, 0), (0, 0, 0), (0, 0, 0, 0)), r"tree path \[0, 0, 0, 0\] has depth 4"),
+        ("eagle3", "sglang-eagle3", tuple((rank,) for rank in range(65)), r"tree path \[64\] is beyond the 64 tokens"),
+    ],
+)
+def test_trees_that_an_imported_drafter_cannot_fill_are_named(
+    write, read, chat_target, tmp_path, drafter, layout, paths, match
+):
+    """CASES C20: its heads and its head's columns are those of the checkpoint."""
+    read(write(drafter, layout))
+    speculator = load_bundle(tmp_path / "imported", target=chat_target)
+    with pytest.raises(SpectrainError, match=match):
+        generate(speculator, [5, 6, 7], shape=StaticTree(paths), max_new_tokens=4)
 
 
 def test_offsets_are_offsets(write, read):

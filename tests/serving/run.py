@@ -1,26 +1,26 @@
 """Serve bundles with vLLM and compare: python tests/serving/run.py --target FOLDER [--bundles DIR ...].
 
 For every bundle, and for prompt lookup as the control of the counting: does the server start, are its greedy tokens
-those of its own plain decoding, and does it accept what spectrain's decoder accepts on the same prompts? Exits 0 when
-all agrees or the server cannot be had here, 1 otherwise.
+those of its own plain decoding, and does it accept what spectrain's decoder accepts on the same prompts? Then copies of
+the bundles that are broken on purpose, each of which that comparison has to find; and an exchange of EAGLE-3 drafters
+with the public speculators library. Exits 0 when all agrees or the server cannot be had here, 1 otherwise.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
-import os
-import subprocess
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from broken import break_bundle, breakages
 from environment import UnavailableError, serving_python
+from exchange import exchange, render_exchanges
 from ours import EarliestNgram, measured, plain
+from server import Server
 from small_bundles import small_bundles
-from verdict import Finding, compare_acceptance, compare_tokens, render
+from verdict import Control, Finding, compare_acceptance, compare_tokens, render, render_controls
 
 from spectrain.bundle import load_drafter
 from spectrain.data.conversations import load_conversations
@@ -39,38 +39,6 @@ RECIPES = ROOT / "recipes"
 LONGEST_SUFFIX = 5  # of prompt lookup, on both sides
 
 
-# The server's name of each format; without it the folder's name decides.
-@dataclass(frozen=True)
-class Server:
-    """vLLM's interpreter, and where its jobs, results and logs go."""
-
-    python: Path
-    output: Path
-    timeout: float
-
-    def run(self, name: str, job: dict[str, Any]) -> dict[str, Any] | str:
-        """The result of a start, or the end of the log of one that failed."""
-        folder = self.output / name
-        folder.mkdir(parents=True, exist_ok=True)
-        write_json(folder / "job.json", job)
-        command = [str(self.python), "-P", str(Path(__file__).with_name("engine.py")),
-                   str(folder / "job.json"), str(folder / "served.json")]  # fmt: skip
-        own = {"VLLM_CPU_KVCACHE_SPACE": "2", "VLLM_CPU_OMP_THREADS_BIND": "nobind", "HF_HUB_OFFLINE": "1",
-               "VLLM_NO_USAGE_STATS": "1", "VLLM_ENABLE_V1_MULTIPROCESSING": "0"}  # fmt: skip
-        inherited = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
-        (folder / "served.json").unlink(missing_ok=True)
-        with (folder / "log.txt").open("w", encoding="utf-8") as log:
-            try:
-                code = subprocess.run(command, env={**inherited, **own}, stdout=log, stderr=subprocess.STDOUT,
-                                      timeout=self.timeout, check=False).returncode  # fmt: skip
-            except subprocess.TimeoutExpired:
-                return f"no result within {self.timeout:g} s; its log is {folder / 'log.txt'}"
-        if code:
-            lines = (folder / "log.txt").read_text(encoding="utf-8", errors="replace").splitlines()
-            return "\n".join([f"exit status {code}; the end of {folder / 'log.txt'}:", *lines[-5:]])
-        return json.loads((folder / "served.json").read_text(encoding="utf-8"))
-
-
 class Comparison:
     """One target: its prompts, and its plain answers on both sides."""
 
@@ -79,37 +47,51 @@ class Comparison:
         self.target: Target = load_target(str(folder), device="cpu")
         chats = load_conversations(options.traffic)
         self.prompts: list[Prompt] = prompts_of(self.target, chats, options.prompts, options.max_new_tokens, 0)
-        self.findings: list[Finding] = []
-        finding, served = self._serve(name, None)
+        self.findings = [Finding(name)]
+        self.plain: list[list[int]] | None = plain(self.target, self.prompts, options.max_new_tokens)
+        served = self._serve(self.findings[0], None)
         self.plain = served["tokens"] if served else None
-        if served:
-            self._tokens(finding, served, plain(self.target, self.prompts, options.max_new_tokens))
 
-    def add(self, name: str, drafter: Drafter, speculative: dict[str, Any]) -> None:
-        """Serve a drafter and compare what it does with ours."""
+    def add(self, name: str, drafter: Drafter, speculative: dict[str, Any]) -> dict[str, Any]:
+        """Serve a drafter and compare what it does with ours, which is returned."""
         k = self.options.k if drafter.deepest is None else min(self.options.k, drafter.deepest)
         ours = measured(self.target, drafter, self.prompts, self.options.max_new_tokens, k)
         write_json(self.server.output / name / "ours.json", ours)
-        finding, served = self._serve(name, {**speculative, "num_speculative_tokens": k})
-        if served:
-            if self.plain is not None:
-                self._tokens(finding, served, self.plain)
-            compare_acceptance(finding, served, ours)
-
-    def _serve(self, name: str, speculative: dict[str, Any] | None) -> tuple[Finding, dict[str, Any] | None]:
         finding = Finding(name)
         self.findings.append(finding)
+        served = self._serve(finding, {**speculative, "num_speculative_tokens": k})
+        if served:
+            compare_acceptance(finding, served, ours)
+        return ours
+
+    def control(self, name: str, broken: Path, method: str, ours: dict[str, Any]) -> Control:
+        """Serve a bundle that was broken after ``ours`` was measured: its acceptance has to give it away."""
+        control = Control(Finding(name))
+        config = {"method": method, "model": str(broken.resolve()), "num_speculative_tokens": ours["k"]}
+        served = self._serve(control.finding, config)
+        if served:
+            seen = Finding(name)
+            compare_acceptance(seen, served, ours)
+            control.found = seen.faults
+        else:  # it did not start, which tells as much
+            control.found, control.finding.faults = control.finding.faults, []
+        return control
+
+    def _serve(self, finding: Finding, speculative: dict[str, Any] | None) -> dict[str, Any] | None:
+        """What the server did, its greedy tokens compared with plain decoding; None, and a fault, where it failed."""
         ids = [prompt.ids for prompt in self.prompts]
         longest = max(map(len, ids)) + self.options.max_new_tokens + 2 * self.options.k
         job = {"model": str(self.folder), "prompts": ids, "max_new_tokens": self.options.max_new_tokens,
                "max_model_len": longest, "speculative_config": speculative}  # fmt: skip
-        print(f"serving {name}", flush=True)
-        result = self.server.run(name, job)
+        print(f"serving {finding.name}", flush=True)
+        result = self.server.run(finding.name.replace(", ", "-").replace(" ", "-"), job)
         if isinstance(result, str):
             finding.fault(result)
-            return finding, None
+            return None
         finding.starts = True
-        return finding, result
+        if self.plain is not None:
+            self._tokens(finding, result, self.plain)
+        return result
 
     def _tokens(self, finding: Finding, served: dict[str, Any], expected: list[list[int]]) -> None:
         def gap(number: int, tokens: Sequence[int], reference: Sequence[int]) -> tuple[int, float | None]:
@@ -120,23 +102,34 @@ class Comparison:
         compare_tokens(finding, served["tokens"], expected, gap, near_tie_gap("float32"))
 
 
-def compare(server: Server, bundles: Sequence[Path], options: argparse.Namespace) -> list[Finding]:
-    """Every bundle with its target: the common one, or its own."""
+def compare(
+    server: Server, bundles: dict[str, Path], options: argparse.Namespace
+) -> tuple[list[Finding], list[Control]]:
+    """Every bundle with its target, the common one or its own; and those that are broken on purpose."""
     common = Comparison(server, options.target, "plain", options)
     lookup = {"method": "ngram", "prompt_lookup_max": LONGEST_SUFFIX, "prompt_lookup_min": 1}
     common.add("ngram", EarliestNgram(LONGEST_SUFFIX), lookup)
-    findings = list(common.findings)
-    for name, bundle in named(bundles).items():
-        manifest = read_manifest(bundle)
-        place, before = common, len(common.findings)
+    findings, controls = common.findings, list[Control]()
+    for name, bundle in bundles.items():
+        manifest, place = read_manifest(bundle), common
         if manifest.derived_from is not None:
-            place, before = Comparison(server, Path(str(target_of(bundle, manifest))), f"{name}-plain", options), 0
+            place = Comparison(server, Path(str(target_of(bundle, manifest))), f"{name}-plain", options)
         drafter, _, notes = load_drafter(bundle, place.target)
         for note in notes:
             print(f"note: {note}", flush=True)
-        place.add(name, drafter, {"method": format_of(bundle).SERVED.vllm, "model": str(bundle.resolve())})
-        findings += place.findings[before:]
-    return findings
+        method = format_of(bundle).SERVED.vllm
+        ours = place.add(name, drafter, {"method": method, "model": str(bundle.resolve())})
+        if place is not common:
+            if place.plain == common.plain:
+                what = "answers every prompt as the original does, so nothing shows which is served; give other prompts"
+                place.findings[0].fault(what)
+            findings += place.findings
+        if place is not common or not findings[-1].starts:  # what is served beside the common target has them too
+            continue
+        for what, change in breakages(bundle).items():
+            broken = break_bundle(bundle, change, server.output / "broken" / name)
+            controls.append(place.control(f"{name}, {what}", broken, method, ours))
+    return findings, controls
 
 
 def named(bundles: Sequence[Path]) -> dict[str, Path]:
@@ -175,10 +168,13 @@ def main() -> int:
         print(f"SKIPPED: bundles were NOT served. {error}", flush=True)
         return 0
     recipes = RECIPES / options.target.name
-    bundles = options.bundles or small_bundles(recipes, RECIPES / "traffic", options.target, options.output)
-    findings = compare(Server(python, options.output, options.timeout), bundles, options)
-    print(render(findings, options.k))
-    return int(any(finding.faults for finding in findings))
+    bundles = named(options.bundles or small_bundles(recipes, RECIPES / "traffic", options.target, options.output))
+    server = Server(python, options.output, options.timeout)
+    findings, controls = compare(server, bundles, options)
+    print("", render(findings, options.k), render_controls(controls), "", sep="\n\n", flush=True)
+    exchanges = exchange(server, bundles, options)
+    print(render_exchanges(exchanges))
+    return int(any(part.faults for part in (*findings, *controls, *exchanges)))
 
 
 if __name__ == "__main__":

@@ -9,7 +9,8 @@ import pytest
 import torch
 from environment import MARK, UnavailableError, install, install_steps, serving_python
 from ours import EarliestNgram, acceptance, measured, plain, served_rounds
-from run import Server, named
+from run import named
+from server import Server
 from verdict import Finding, compare_acceptance, compare_tokens, render
 
 from spectrain.decoding import generate_plain
@@ -177,6 +178,15 @@ def test_an_environment_with_these_pins_is_taken_as_it_is(tmp_path):
     (tmp_path / "env").mkdir()
     (tmp_path / "env" / MARK).write_text(file_digest(pins))
     assert serving_python(tmp_path / "env", pins) == tmp_path / "env" / "bin" / "python"
+
+
+def test_the_pins_have_the_library_that_drafters_are_exchanged_with_and_a_transformers_that_it_takes():
+    pinned = dict(
+        line.split("==") for line in (ROOT / "constraints-serving.txt").read_text().splitlines() if line[0] != "#"
+    )
+    assert pinned["speculators"] == "0.9.0"
+    assert tuple(map(int, pinned["transformers"].split("."))) <= (5, 19, 0)
+    assert pinned["fsspec"] <= "2026.7.0"  # of datasets
 
 
 def test_the_pins_have_the_server_its_torch_and_a_transformers_that_it_takes():

@@ -29,6 +29,20 @@ class Finding:
         self.faults.append(f"{self.name}: {what}")
 
 
+@dataclass
+class Control:
+    """A bundle that was broken on purpose: ``found`` are the faults that gave it away, at least one."""
+
+    finding: Finding
+    found: list[str] = field(default_factory=list)
+
+    @property
+    def faults(self) -> list[str]:
+        """Not to be found is one, and so is an answer that a bad drafter changed."""
+        unseen = [] if self.found else [f"{self.finding.name}: nothing gave it away, so the comparison sees too little"]
+        return [*self.finding.faults, *unseen]
+
+
 def compare_tokens(finding: Finding, served: Sequence[Sequence[int]], expected: Sequence[Sequence[int]], gap: Gap,
                    tolerance: float) -> None:  # fmt: skip
     """Greedy outputs, token by token; a difference within ``tolerance`` logits is a tie of floating point."""
@@ -79,10 +93,32 @@ def render(findings: Sequence[Finding], k: int) -> str:
     """The table, every fault, and the finding in a sentence."""
     heads = ["served", "starts", "greedy equal", "rounds alike", *(f"accepted, position {i}" for i in range(1, k + 1))]
     rows = [[f.name, "yes" if f.starts else "NO", _tokens(f), _alike(f), *_padded(f.cells, k)] for f in findings]
-    faults = [fault for finding in findings for fault in finding.faults]
-    told = f"{len(faults)} UNEXPLAINED" if faults else "all served as measured"
     legend = "acceptance: the server's counters (spectrain's own [95% interval over conversations])"
-    return "\n".join([table(heads, rows), "", legend, *faults, told])
+    return "\n".join([table(heads, rows), "", legend, *told(findings, "all served as measured")])
+
+
+def render_controls(controls: Sequence[Control]) -> str:
+    """The bundles that were broken on purpose, and what gave each away."""
+    if not controls:
+        return "SKIPPED: nothing was broken on purpose; give a bundle of Medusa, EAGLE or EAGLE-3 that starts"
+    heads = ["broken on purpose", "starts", "greedy equal", "found by"]
+    rows = [
+        [c.finding.name, "yes" if c.finding.starts else "NO", _tokens(c.finding), _short(c.found)] for c in controls
+    ]
+    return "\n".join([table(heads, rows), "", *told(controls, "all that was broken was found")])
+
+
+def told(parts: Sequence[Any], good: str) -> list[str]:
+    """Every fault, and the finding in a sentence."""
+    faults = [fault for part in parts for fault in part.faults]
+    return [*faults, f"{len(faults)} UNEXPLAINED" if faults else good]
+
+
+def _short(found: Sequence[str]) -> str:
+    if not found:
+        return "NOTHING"
+    more = f" and {len(found) - 1} more" if len(found) > 1 else ""
+    return found[0].split(": ", 1)[1].splitlines()[0] + more
 
 
 def _tokens(finding: Finding) -> str:
