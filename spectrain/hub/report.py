@@ -17,7 +17,7 @@ REPORT_FILE = "acceptance.json"
 
 
 def read_report(bundle: Path, manifest: Manifest, given: Path | None) -> dict[str, Any]:
-    """The document at ``given``, a file or its folder, or the bundle's own; SpectrainError where it is not this bundle's."""
+    """The document at ``given``, a file or its folder, or the bundle's own; SpectrainError where it is another's."""
     path = given or bundle
     path = path / REPORT_FILE if path.is_dir() else path
     again = f"measure this one: spectrain evaluate {bundle} --traffic chats.jsonl --output DIR, and publish with "
