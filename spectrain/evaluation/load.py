@@ -59,19 +59,29 @@ def load_block(target: Target, entries: Sequence[Contender], conversations: Sequ
                progress: bool = True) -> dict[str, Any]:  # fmt: skip
     """The document's ``load``: plain decoding of the target and every contender that keeps its law, with the first
     sampler, on batches drawn from the chats that are measured. A target of a drafter's own would be another server."""
-    assert config.load is not None
     prompts = prompts_of(target, conversations, config.conversations, config.max_new_tokens, config.seed)
-    lawful = [entry for entry in entries if entry.baseline == PLAIN and not entry.lossy]
-    load = Load(lawful, prompts, config.load, config.max_new_tokens, config.seed, config.samplers[0])
+    load = _load_of(entries, prompts, config)
     lines = measure_load(target, load, folder, identity, progress=progress)
     return {
         "sampler": load.sampler.describe(),
-        "groups": config.load.groups,
-        "repeats": config.load.repeats,
+        "groups": load.config.groups,
+        "repeats": load.config.repeats,
         "max_new_tokens": config.max_new_tokens,
         "prompt_tokens": sum(len(prompt.ids) for prompt in prompts) / len(prompts),
         **summarise_load(lines),
     }
+
+
+def check_load(target: Target, entries: Sequence[Contender], config: AcceptanceConfig) -> None:
+    """Refuse what could not be measured under load, which comes last: before anything else is measured."""
+    if config.load is not None:
+        check_context(target, _load_of(entries, (), config))
+
+
+def _load_of(entries: Sequence[Contender], prompts: Sequence[Prompt], config: AcceptanceConfig) -> Load:
+    assert config.load is not None
+    lawful = [entry for entry in entries if entry.baseline == PLAIN and not entry.lossy]
+    return Load(lawful, prompts, config.load, config.max_new_tokens, config.seed, config.samplers[0])
 
 
 def measure_load(target: Target, load: Load, folder: Path, identity: dict[str, Any], *,
