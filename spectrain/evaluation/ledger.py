@@ -10,10 +10,12 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from itertools import groupby
 from pathlib import Path
 from typing import Any
 
+from spectrain.errors import SpectrainError
 from spectrain.files import atomic_file
 
 Samples = list[dict[str, Any]]
@@ -101,7 +103,7 @@ class Ledger:
             lines.seek(start)
             raw = lines.read()
         kept = raw[: raw.rfind(b"\n") + 1].split(b"\n")[:-1]  # JSON may hold other characters that are line ends
-        for conversation, group in groupby(kept, key=_conversation):
+        for conversation, group in groupby(kept, key=partial(_conversation, file)):
             found = list(group)
             end = start + sum(len(line) + 1 for line in found)
             if len(found) == self.size:
@@ -119,5 +121,11 @@ class Ledger:
         return (json.loads(line) for line in self._raw(conversation).split(b"\n")[:-1])
 
 
-def _conversation(line: bytes) -> str:
-    return str(json.loads(line)["conversation"])
+def _conversation(file: Path, line: bytes) -> str:
+    try:
+        return str(json.loads(line)["conversation"])
+    except (ValueError, KeyError, TypeError) as error:
+        shown = line[:60].decode("utf-8", "replace")
+        raise SpectrainError(
+            f"{file}: {shown!r} is no raw sample; delete that line, or the file, and measure again"
+        ) from error

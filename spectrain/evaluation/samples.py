@@ -7,6 +7,7 @@ sampler. Samples of one conversation form a cluster: they are resampled together
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping
 from dataclasses import MISSING, dataclass, replace
 from typing import Any
@@ -196,11 +197,16 @@ def _check_rounds(sample: Sample) -> None:
         )
 
 
+def _duration(seconds: Any) -> bool:
+    known = isinstance(seconds, int | float) and not isinstance(seconds, bool)
+    return known and 0 <= seconds < math.inf
+
+
 def _check_times(sample: Sample) -> None:
     parts = {name: getattr(sample, name) for name in ("prefill_s", "draft_s", "verify_s", "overhead_s")}
-    negative = [name for name, seconds in parts.items() if seconds < 0]
-    if negative or sample.total_s <= 0:
-        raise SpectrainError(f"{sample}: {', '.join(negative) or 'total_s'} is not a duration")
+    wrong = [name for name, seconds in parts.items() if not _duration(seconds)]
+    if wrong or not _duration(sample.total_s) or sample.total_s == 0:
+        raise SpectrainError(f"{sample}: {', '.join(wrong) or 'total_s'} is not a duration; measure it again")
     relative, absolute = CLOCK_SLACK
     if sum(parts.values()) > sample.total_s * (1 + relative) + absolute:
         raise SpectrainError(

@@ -5,6 +5,7 @@ import tracemalloc
 
 import pytest
 
+from spectrain.errors import SpectrainError
 from spectrain.evaluation.ledger import Ledger
 
 ORDER = ["a", "b", "c", "d"]
@@ -34,6 +35,13 @@ def test_what_processes_write_comes_back_in_one_order(tmp_path):
     assert list(second.lines()) == list(first.lines()) == [line for name in ORDER for line in lines(name)]
     written = [json.loads(line) for line in (tmp_path / "samples.jsonl").read_text().splitlines()]
     assert written == list(first.lines())
+
+
+@pytest.mark.parametrize("line", ['{"conversation": ', '{"number": 1}', "[]"])
+def test_a_line_that_is_no_sample_is_named(tmp_path, line):
+    (tmp_path / "samples.jsonl").write_text(line + "\n")
+    with pytest.raises(SpectrainError, match=r"samples\.jsonl: .* is no raw sample"):
+        ledger(tmp_path)
 
 
 def test_conversations_are_observed_in_their_order_whoever_is_first(tmp_path):

@@ -376,6 +376,9 @@ def test_unclipped_round_that_loses_a_token_fails(simulator):
         ({"new_tokens": 9}, "9 new tokens"),
         ({"total_s": 0.2}, "of a total of 0.2000 s"),
         ({"draft_s": -0.1}, "draft_s is not a duration"),
+        ({"draft_s": "x"}, "draft_s is not a duration"),
+        ({"verify_s": float("nan")}, "verify_s is not a duration"),
+        ({"total_s": float("inf")}, "total_s is not a duration"),
         ({"rounds": [[4, 1, 2, None, 4]]}, "proposed 4"),
         ({"rounds": [[3, 1, 2, "length", 3]]}, "'length'"),
         (
