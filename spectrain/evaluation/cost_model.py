@@ -133,7 +133,7 @@ class Rounds:
         return bool(self._parts.get(contender) and self._parts.get(PLAIN))
 
     def part(self, contender: str, name: str, running: float) -> float:
-        """Of a round's ``draft_s``, ``verify_s``, ``overhead_s``, ``proposed`` or ``rows``, the mean."""
+        """Of a round's ``draft_s``, ``verify_s``, ``overhead_s``, ``proposed_per_round`` or ``rows``, the mean."""
         return interpolate([(row["running"], row[name]) for row in self._parts[contender]], running)
 
     def step_s(self, running: float) -> float:
@@ -212,7 +212,7 @@ def _costs(rounds: Rounds, name: str, batch: float) -> Row:
     """A contender's costs in plain steps of the same batch, under the names that ``costs.cost_block`` gives them."""
     step = rounds.step_s(batch)
     draft, overhead, proposed, rows = (
-        rounds.part(name, part, batch) for part in ("draft_s", "overhead_s", "proposed", "rows")
+        rounds.part(name, part, batch) for part in ("draft_s", "overhead_s", "proposed_per_round", "rows")
     )
     verify = rounds.verify_s(rows, batch)
     return {

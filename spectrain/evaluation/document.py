@@ -128,7 +128,7 @@ _LOAD = {
     "lines": [dict.fromkeys(("batch", "context", "points", "floor_s", "seconds_per_row", "largest_residual"))],
     "drafting": [
         {
-            **dict.fromkeys(("contender", "batch", "rounds", "running", "proposed", "rows")),
+            **dict.fromkeys(("contender", "batch", "rounds", "running", "proposed_per_round", "rows")),
             **dict.fromkeys(("draft_s", "verify_s", "overhead_s", "c", "o")),
         }
     ],

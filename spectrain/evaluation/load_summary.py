@@ -92,7 +92,7 @@ def _drafting(line: dict[str, Any]) -> list[dict[str, Any]]:
             "batch": line["batch"],
             "rounds": total["rounds"],
             "running": total["requests"] / total["rounds"],
-            "proposed": total["proposed"] / total["requests"],
+            "proposed_per_round": total["proposed"] / total["requests"],
             "rows": total["rows"] / total["rounds"],
             **{part: total[part] / total["rounds"] for part in ("draft_s", "verify_s", "overhead_s")},
             "c": total["draft_s"] / total["rounds"] / step * total["requests"] / total["proposed"]

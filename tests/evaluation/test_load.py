@@ -100,9 +100,9 @@ def test_rounds_consist_of_drafting_verification_and_the_rest(measured):
     for row in rows:
         assert 0 < row["running"] <= row["batch"]
         assert row["verify_s"] > 0
-        assert (row["c"] is None) == (row["proposed"] == 0)
+        assert (row["c"] is None) == (row["proposed_per_round"] == 0)
         assert 1 <= row["rows"] <= 4
-    assert all(row["rows"] == 1 and row["proposed"] == 0 for row in rows if row["contender"] == "plain")
+    assert all(row["rows"] == 1 and row["proposed_per_round"] == 0 for row in rows if row["contender"] == "plain")
 
 
 # --- going on -----------------------------------------------------------------------------------------------------
