@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
@@ -48,6 +49,7 @@ def plan(arguments: Sequence[str], name: str = "spectrain plan") -> None:
     )
     _options(parser)
     options = parser.parse_args(arguments)
+    _check_costs(options)
     found = _measured(options) if options.source else _given(options)
     lengths = _lengths(options.k, len(found.survival)) if options.tau is None else range(1, len(found.survival) + 1)
     rows = [row for row in found.rows() if row.k in lengths]
@@ -123,6 +125,15 @@ def _check_batch(batch: int | None) -> None:
         raise SpectrainError(f"--batch {batch}: expected a whole number of at least 1")
 
 
+def _check_costs(options: argparse.Namespace) -> None:
+    for flag in ("c", "o"):
+        value = getattr(options, flag)
+        if value is not None and not (0 <= value < math.inf):
+            raise SpectrainError(f"--{flag} {value:g}: expected a cost in plain decoding steps, 0 or more")
+    if options.v is not None and not all(0 < value < math.inf for value in _floats(options.v, "--v")):
+        raise SpectrainError(f"--v {options.v}: expected costs in plain decoding steps, each more than 0")
+
+
 def _verification(text: str, longest: int) -> list[float]:
     """v by draft length from 0, which nobody asks for."""
     values = _floats(text, "--v")
@@ -147,11 +158,14 @@ def _lengths(text: str | None, known: int | None = None) -> list[int]:
     shown = text or (LENGTHS if known is None else f"1..{known}")
     try:
         first, dots, last = shown.partition("..")
-        found = list(range(int(first), int(last) + 1)) if dots else [int(part) for part in shown.split(",")]
+        ends = [int(first), int(last)] if dots else [int(part) for part in shown.split(",")]
     except ValueError:
-        found = []
-    if not found or min(found) < 1 or max(found) > LONGEST:
-        raise SpectrainError(f"--k {shown!r}: expected draft lengths from 1, for instance --k 5, --k 1,3,5 or --k 1..8")
+        ends = []
+    if not ends or min(ends) < 1 or max(ends) > LONGEST or (dots and ends[0] > ends[1]):
+        raise SpectrainError(
+            f"--k {shown!r}: expected draft lengths from 1 to {LONGEST}, for instance --k 5, --k 1,3,5 or --k 1..8"
+        )
+    found = list(range(ends[0], ends[1] + 1)) if dots else ends
     if known is not None and max(found) > known:
         raise SpectrainError(f"--k {shown!r}: survival is known up to {known} tokens; lower --k")
     return found

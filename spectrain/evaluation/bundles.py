@@ -18,7 +18,7 @@ from spectrain.errors import SpectrainError
 from spectrain.evaluation.calibration import Calibration
 from spectrain.evaluation.contenders import AcceptanceConfig, contenders, unfillable
 from spectrain.evaluation.drift import drift
-from spectrain.evaluation.load import load_block
+from spectrain.evaluation.load import check_load, load_block
 from spectrain.evaluation.measured_trees import filled, resolve
 from spectrain.evaluation.measurement import DRIFT_FILE, Measured, in_order, measure
 from spectrain.evaluation.memory import weight_bytes
@@ -234,6 +234,9 @@ def _evaluate(entrants: Mapping[str, Entrant], target: Target, conversations: Se
     identity |= {"measured_trees": measured.identity()} if measured.trees else {}
     raw = output / "evaluation"
     targets = {name: entrant.target for name, entrant in entrants.items() if entrant.target is not target}
+    entries = contenders(drafters, config.k, config.trees, config.verification, leave_out=True, measured=measured,
+                         targets=targets)  # fmt: skip
+    check_load(target, entries, config)
     found = measure(target, drafters, conversations, config, raw, identity, measured=measured, targets=targets,
                     progress=progress)  # fmt: skip
     path = output / "acceptance.json"
@@ -247,8 +250,6 @@ def _evaluate(entrants: Mapping[str, Entrant], target: Target, conversations: Se
         "drafters": {name: weight_bytes(drafter) for name, drafter in drafters.items()},
     }
     if config.load is not None:
-        entries = contenders(drafters, config.k, config.trees, config.verification, leave_out=True, measured=measured,
-                             targets=targets)  # fmt: skip
         context["load"] = load_block(target, entries, conversations, config, raw, identity, progress=progress)
         context["request_rates"] = list(config.load.request_rates)
     context |= {"left_out": [asdict(draft) for draft in left_out]} if left_out else {}

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from spectrain.errors import SpectrainError
-from spectrain.evaluation.leaves import check_leaf
+from spectrain.evaluation.leaves import check_leaf, no_number
 
 SCHEMA = "spectrain.acceptance/4"
 
@@ -236,7 +236,7 @@ def read_document(path: Path | str) -> dict[str, Any]:
     """
     path = Path(path)
     try:
-        document = json.loads(path.read_text(encoding="utf-8"))
+        document = json.loads(path.read_text(encoding="utf-8"), parse_constant=no_number)
     except OSError as error:
         raise SpectrainError(f"{path}: cannot be read ({error.strerror}); expected an acceptance document") from error
     except ValueError as error:
@@ -270,14 +270,22 @@ def _check(value: Any, shape: Any, path: str) -> None:
         raise SpectrainError(f"{path} is {type(value).__name__}, expected {kind}")
     if isinstance(shape, list):
         for index, item in enumerate(value):
-            _check(item, shape[0], f"{path}[{index}]")
+            _check_item(item, shape[0], path, f"{path}[{index}]")
         return
     for key, inner in shape.items():
         if key == "*":
             for name, item in value.items():
-                _check(item, inner, f"{path}.{name}")
+                _check_item(item, inner, path, f"{path}.{name}")
         else:
             _check_key(value, key, inner, path)
+
+
+def _check_item(item: Any, shape: Any, whole: str, path: str) -> None:
+    """One of many: values have the type that goes with the name of what holds them."""
+    if shape is None:
+        check_leaf(whole.rpartition(".")[2], item, path)
+    else:
+        _check(item, shape, path)
 
 
 def _check_key(value: dict[str, Any], key: str, shape: Any, path: str) -> None:

@@ -11,7 +11,7 @@ import json
 import os
 import random
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -59,19 +59,33 @@ def load_block(target: Target, entries: Sequence[Contender], conversations: Sequ
                progress: bool = True) -> dict[str, Any]:  # fmt: skip
     """The document's ``load``: plain decoding of the target and every contender that keeps its law, with the first
     sampler, on batches drawn from the chats that are measured. A target of a drafter's own would be another server."""
-    assert config.load is not None
     prompts = prompts_of(target, conversations, config.conversations, config.max_new_tokens, config.seed)
-    lawful = [entry for entry in entries if entry.baseline == PLAIN and not entry.lossy]
-    load = Load(lawful, prompts, config.load, config.max_new_tokens, config.seed, config.samplers[0])
+    load = _load_of(entries, prompts, config)
+    prompt_tokens = sum(len(prompt.ids) for prompt in prompts) / len(prompts)
+    if not load.config.context:
+        middle = max(1, round(prompt_tokens + config.max_new_tokens / 2))
+        load = replace(load, config=load.config.model_copy(update={"context": (middle,)}))
     lines = measure_load(target, load, folder, identity, progress=progress)
     return {
         "sampler": load.sampler.describe(),
-        "groups": config.load.groups,
-        "repeats": config.load.repeats,
+        "groups": load.config.groups,
+        "repeats": load.config.repeats,
         "max_new_tokens": config.max_new_tokens,
-        "prompt_tokens": sum(len(prompt.ids) for prompt in prompts) / len(prompts),
+        "prompt_tokens": prompt_tokens,
         **summarise_load(lines),
     }
+
+
+def check_load(target: Target, entries: Sequence[Contender], config: AcceptanceConfig) -> None:
+    """Refuse what could not be measured under load, which comes last: before anything else is measured."""
+    if config.load is not None:
+        check_context(target, _load_of(entries, (), config))
+
+
+def _load_of(entries: Sequence[Contender], prompts: Sequence[Prompt], config: AcceptanceConfig) -> Load:
+    assert config.load is not None
+    lawful = [entry for entry in entries if entry.baseline == PLAIN and not entry.lossy]
+    return Load(lawful, prompts, config.load, config.max_new_tokens, config.seed, config.samplers[0])
 
 
 def measure_load(target: Target, load: Load, folder: Path, identity: dict[str, Any], *,
@@ -243,10 +257,10 @@ def _sample(load: Load, entry: Contender, size: int, group: int, prompts: Sequen
 
 def check_context(target: Target, load: Load) -> None:
     """Refuse cached tokens that leave no room in the target's context for a verification."""
-    longest, room = max(load.config.context) + max(load.rows()), context_of(target.config)
+    longest, room = max(load.config.context, default=0) + max(load.rows()), context_of(target.config)
     if room is not None and longest > room:
         raise SpectrainError(
-            f"--context {max(load.config.context)}: with {max(load.rows())} tokens to verify that is {longest}, but "
+            f"--context {max(load.config.context, default=0)}: with {max(load.rows())} tokens to verify that is {longest}, but "
             f"the target has a context of {room} tokens; lower --context"
         )
 

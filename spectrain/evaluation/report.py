@@ -43,8 +43,8 @@ def render_report(json_path: Path | str, output_dir: Path | str) -> list[Path]:
         folder / TABLE: acceptance_csv(document),
         folder / PROFILE: profile,
     }
+    render_picture(document, folder / PICTURE)  # first: whatever cannot be drawn leaves nothing behind
     write_texts(texts)
-    render_picture(document, folder / PICTURE)
     return [*texts, folder / PICTURE]
 
 

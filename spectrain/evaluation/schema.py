@@ -77,16 +77,16 @@ def _of(shape: Any, key: str, definitions: dict[str, Any]) -> dict[str, Any]:
     if shape is None:
         return {"type": list(LEAVES[key])} if key in LEAVES else {}
     if isinstance(shape, list):
-        return {"type": "array", "items": _of(shape[0], "", definitions)}
+        return {"type": "array", "items": _of(shape[0], key, definitions)}
     name = _NAMES.get(id(shape))
     if name is None:
-        return _object(shape, definitions)
+        return _object(shape, definitions, key)
     if name not in definitions:
         definitions[name] = _object(shape, definitions)
     return {"$ref": f"#/$defs/{name}"}
 
 
-def _object(shape: dict[str, Any], definitions: dict[str, Any]) -> dict[str, Any]:
+def _object(shape: dict[str, Any], definitions: dict[str, Any], key: str = "") -> dict[str, Any]:
     found: dict[str, Any] = {"type": "object"}
     named = {name: inner for name, inner in shape.items() if name != "*"}
     if named:
@@ -95,7 +95,7 @@ def _object(shape: dict[str, Any], definitions: dict[str, Any]) -> dict[str, Any
             name.removesuffix("?"): _property(name, inner, definitions) for name, inner in named.items()
         }
     if "*" in shape:
-        found["additionalProperties"] = _of(shape["*"], "", definitions)
+        found["additionalProperties"] = _of(shape["*"], key, definitions)
     return found
 
 

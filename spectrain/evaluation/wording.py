@@ -117,8 +117,11 @@ def kind_sentence(by_kind: Mapping[str, Mapping[str, Any]]) -> str:
         for kind, verdict in by_kind.items()
         if verdict["decision"] == "on"
     ]
-    off = [kind for kind, verdict in by_kind.items() if verdict["decision"] != "on"]
-    parts = [f"{word} for {', '.join(kinds)}" for word, kinds in (("on", on), ("off", off)) if kinds]
+    rest = {kind: verdict for kind, verdict in by_kind.items() if verdict["decision"] != "on"}
+    few = [kind for kind, verdict in rest.items() if verdict["reason"].startswith("too few")]
+    off = [kind for kind in rest if kind not in few]
+    named = (("on", on), ("off", off), ("off, too few conversations to tell,", few))
+    parts = [f"{word} for {', '.join(kinds)}" for word, kinds in named if kinds]
     return f"By kind: {'; '.join(parts)}."
 
 

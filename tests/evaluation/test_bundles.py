@@ -19,6 +19,7 @@ from spectrain.evaluation import acceptance
 from spectrain.evaluation.bundles import compare_bundles, evaluate_bundle, names_of, parse_baselines, resolve_bundles
 from spectrain.evaluation.contenders import AcceptanceConfig
 from spectrain.evaluation.document import read_document
+from spectrain.evaluation.load_config import LoadConfig
 from spectrain.evaluation.memory import weight_bytes
 from spectrain.evaluation.training_cost import training_cost
 from spectrain.exact.sampler import Sampler
@@ -67,6 +68,15 @@ def compare(bundles, chat_target, chats):
 @pytest.fixture(scope="module")
 def compared(compare, tmp_path_factory):
     return compare(tmp_path_factory.mktemp("compared"))
+
+
+def test_a_context_without_room_for_batches_is_refused_before_anything_is_measured(
+    bundles, chat_target, chats, tmp_path
+):
+    config = CONFIG.model_copy(update={"load": LoadConfig(batch=(1,), context=(256,))})
+    with pytest.raises(SpectrainError, match="--context 256: with 4 tokens to verify that is 260"):
+        evaluate_bundle(Path(bundles[0]), chat_target, chats, config, tmp_path, traffic="heldout.jsonl", progress=False)
+    assert list(tmp_path.iterdir()) == []
 
 
 def refusal(call, *arguments):

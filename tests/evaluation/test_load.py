@@ -7,7 +7,9 @@ import json
 import random
 import shutil
 
+import known_server
 import pytest
+from jsonschema import Draft202012Validator
 
 from spectrain.drafters.ngram import NgramConfig, NgramDrafter
 from spectrain.errors import SpectrainError
@@ -17,6 +19,7 @@ from spectrain.evaluation.load import Load, measure_batch, measure_load, verific
 from spectrain.evaluation.load_config import LoadConfig
 from spectrain.evaluation.load_picture import draw_load
 from spectrain.evaluation.load_summary import crossover, render, summarise, summarise_load
+from spectrain.evaluation.schema import SCHEMA_FILE
 from spectrain.evaluation.workbench import Prompt
 
 PROMPTS = [Prompt(f"p{i}", "all", [3, 4, 5, 3, 4, 5][: 3 + i % 3]) for i in range(4)]
@@ -103,6 +106,16 @@ def test_rounds_consist_of_drafting_verification_and_the_rest(measured):
         assert (row["c"] is None) == (row["proposed_per_round"] == 0)
         assert 1 <= row["rows"] <= 4
     assert all(row["rows"] == 1 and row["proposed_per_round"] == 0 for row in rows if row["contender"] == "plain")
+
+
+def test_a_document_holds_a_drafter_that_proposes_in_some_rounds_only(simulator):
+    seldom = known_server.line(2)
+    for part in seldom["parts"]:
+        part["proposed"] //= 7
+    found = known_server.document(simulator.samples({"desk": {"eagle3": 0.7}}, conversations=12), simulator, [seldom])
+    proposed = [row["proposed_per_round"] for row in found["load"]["drafting"]]
+    assert proposed == pytest.approx([0, 8 / 20, 14 / 20])
+    assert Draft202012Validator(json.loads(SCHEMA_FILE.read_text())).is_valid(found)
 
 
 # --- going on -----------------------------------------------------------------------------------------------------

@@ -2,6 +2,7 @@
 
 import ast
 import copy
+import json
 import re
 from pathlib import Path
 
@@ -16,6 +17,7 @@ from spectrain.errors import SpectrainError
 from spectrain.evaluation.acceptance_plots import alpha_plots, draw_survival
 from spectrain.evaluation.plots import cost_plot, sampler_plots
 from spectrain.evaluation.summary import summarise
+from spectrain.evaluation.wording import kind_sentence
 from spectrain.files import write_json
 
 NASTY = '<script>alert("$x$")</script>|&\n#'
@@ -136,6 +138,10 @@ def test_one_conversation_and_plain_alone_still_render(simulator, tmp_path):
     assert report.render_picture(alone, tmp_path / "none.png").stat().st_size > 1000
 
 
+def numbers(document):
+    return document["samplers"][0]["contenders"][1]["pooled"]
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [
@@ -147,6 +153,12 @@ def test_one_conversation_and_plain_alone_still_render(simulator, tmp_path):
         ),
         (lambda d: d["samplers"][0]["verdict"].update(overall=None), r"samplers\[0\]\.verdict\.overall"),
         (lambda d: d["samplers"].clear(), "samplers is empty"),
+        (lambda d: numbers(d)["latency_ms"].update(token_p50="x"), r"latency_ms\.token_p50 is 'x', expected number"),
+        (
+            lambda d: numbers(d)["accepted_prefix"].update(histogram=[1, "x"]),
+            r"histogram\[1\] is 'x', expected integer",
+        ),
+        (lambda d: d["context"]["versions"].update(torch=3), r"context\.versions\.torch is 3, expected string"),
     ],
 )
 def test_broken_documents_are_named_and_nothing_is_written(document, tmp_path, change, message):
@@ -165,6 +177,36 @@ def test_missing_and_unreadable_files_are_named(tmp_path):
     (tmp_path / "bad.json").write_text("{")
     with pytest.raises(SpectrainError, match="not JSON"):
         report.render_report(tmp_path / "bad.json", tmp_path)
+
+
+@pytest.mark.parametrize("constant", [float("nan"), float("inf")])
+def test_what_is_no_number_is_refused(document, tmp_path, constant):
+    broken = copy.deepcopy(document)
+    broken["samplers"][0]["contenders"][1]["pooled"]["tokens_per_round"]["value"] = constant
+    (tmp_path / "acceptance.json").write_text(json.dumps(broken))
+    with pytest.raises(
+        SpectrainError, match=r"acceptance.json: not JSON \(it holds (NaN|Infinity), which is no number"
+    ):
+        report.render_report(tmp_path / "acceptance.json", tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_picture_that_cannot_be_drawn_leaves_nothing_behind(written, tmp_path, monkeypatch):
+    def fails(*_):
+        raise OSError("no space left")
+
+    monkeypatch.setattr(report, "draw_picture", fails)
+    with pytest.raises(OSError, match="no space left"):
+        report.render_report(written[0].parent.parent / "acceptance.json", tmp_path / "out")
+    assert not [path for path in (tmp_path / "out").glob("*") if path.is_file()]
+
+
+def test_kinds_with_too_few_conversations_are_told_apart_from_those_where_it_does_not_pay():
+    off = {"decision": "off", "reason": "slower than plain decoding"}
+    few = {"decision": "off", "reason": "too few conversations: 6, at least 9 are needed"}
+    assert kind_sentence({"a": off, "b": few, "c": off}) == (
+        "By kind: off for a, c; off, too few conversations to tell, for b."
+    )
 
 
 def test_the_report_computes_nothing():
