@@ -257,10 +257,11 @@ def _sample(load: Load, entry: Contender, size: int, group: int, prompts: Sequen
 
 def check_context(target: Target, load: Load) -> None:
     """Refuse cached tokens that leave no room in the target's context for a verification."""
-    longest, room = max(load.config.context, default=0) + max(load.rows()), context_of(target.config)
+    asked, room = max(load.config.context, default=0), context_of(target.config)
+    longest = asked + max(load.rows())
     if room is not None and longest > room:
         raise SpectrainError(
-            f"--context {max(load.config.context, default=0)}: with {max(load.rows())} tokens to verify that is {longest}, but "
+            f"--context {asked}: with {max(load.rows())} tokens to verify that is {longest}, but "
             f"the target has a context of {room} tokens; lower --context"
         )
 
