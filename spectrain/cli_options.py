@@ -73,7 +73,8 @@ def under_load(parser: argparse.ArgumentParser) -> None:
                         help="measure batches of requests too, sizes with commas, for instance 1,2,4,8,16: what a "
                         "verification costs there, and up to which it pays (with the first temperature)")  # fmt: skip
     parser.add_argument("--context", metavar="TOKENS",
-                        help="cached tokens behind a verification, several with commas (default: 256)")  # fmt: skip
+                        help="cached tokens behind a verification, several with commas (default: what the "
+                        "measured requests have in the middle of their answers)")  # fmt: skip
     parser.add_argument("--batch-groups", type=int, metavar="N", help="batches of each size (default: 8)")
     parser.add_argument("--request-rate", metavar="RATES",
                         help="requests a second, several with commas: running batch, latency and the best draft length "

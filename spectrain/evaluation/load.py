@@ -11,7 +11,7 @@ import json
 import os
 import random
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -61,13 +61,17 @@ def load_block(target: Target, entries: Sequence[Contender], conversations: Sequ
     sampler, on batches drawn from the chats that are measured. A target of a drafter's own would be another server."""
     prompts = prompts_of(target, conversations, config.conversations, config.max_new_tokens, config.seed)
     load = _load_of(entries, prompts, config)
+    prompt_tokens = sum(len(prompt.ids) for prompt in prompts) / len(prompts)
+    if not load.config.context:
+        middle = max(1, round(prompt_tokens + config.max_new_tokens / 2))
+        load = replace(load, config=load.config.model_copy(update={"context": (middle,)}))
     lines = measure_load(target, load, folder, identity, progress=progress)
     return {
         "sampler": load.sampler.describe(),
         "groups": load.config.groups,
         "repeats": load.config.repeats,
         "max_new_tokens": config.max_new_tokens,
-        "prompt_tokens": sum(len(prompt.ids) for prompt in prompts) / len(prompts),
+        "prompt_tokens": prompt_tokens,
         **summarise_load(lines),
     }
 
@@ -253,10 +257,11 @@ def _sample(load: Load, entry: Contender, size: int, group: int, prompts: Sequen
 
 def check_context(target: Target, load: Load) -> None:
     """Refuse cached tokens that leave no room in the target's context for a verification."""
-    longest, room = max(load.config.context) + max(load.rows()), context_of(target.config)
+    asked, room = max(load.config.context, default=0), context_of(target.config)
+    longest = asked + max(load.rows())
     if room is not None and longest > room:
         raise SpectrainError(
-            f"--context {max(load.config.context)}: with {max(load.rows())} tokens to verify that is {longest}, but "
+            f"--context {asked}: with {max(load.rows())} tokens to verify that is {longest}, but "
             f"the target has a context of {room} tokens; lower --context"
         )
 

@@ -19,7 +19,9 @@ class LoadConfig(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
     batch: tuple[Batch, ...] = Field((1, 2, 4, 8, 16), min_length=1, description="requests a batch")
-    context: tuple[Context, ...] = Field((256,), min_length=1, description="cached tokens behind a verification")
+    context: tuple[Context, ...] = Field(
+        (), description="cached tokens behind a verification; default what the measured requests have in the middle"
+    )
     groups: int = Field(8, ge=2, description="batches of each size")
     repeats: int = Field(15, ge=1, description="forwards for each verification cost")
     request_rates: tuple[Rate, ...] = Field((), description="requests a second that goodput is told for")

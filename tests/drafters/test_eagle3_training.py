@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -153,7 +154,7 @@ def test_supervised_positions_of_the_worked_example(tools, tiny_target, make_row
     target = tiny_target("llama", dtype=torch.float32)
     drafter, _, rows = built(tools, make_rows, target)
     row = next(row for row in rows if len(row.ids) >= 8)
-    row.ids[8:], row.mask[:] = [], [0, 0, 0, 0, 1, 1, 1, 0]
+    row = replace(row, ids=row.ids[:8], mask=[0, 0, 0, 0, 1, 1, 1, 0])
     batch = tools.batch(target, drafter.float(), [row])
     output = drafter(batch, 3)
     assert [depth.mask_BT[0].int().tolist() for depth in output.depths] == [

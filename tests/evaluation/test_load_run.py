@@ -88,3 +88,9 @@ def test_mistakes_are_named_by_their_flag(finished_run, tmp_path, capsys, more, 
     assert cli.guarded(cli.evaluate, arguments, "spectrain evaluate") == 2
     assert message in capsys.readouterr().err
     assert not (tmp_path / "out").exists()
+
+
+def test_verifications_are_timed_behind_as_much_as_the_requests_have(evaluate, tmp_path):
+    """Unless told otherwise: costs behind other contexts would predict other rounds."""
+    found = evaluate(tmp_path, context=(), batch=(1,))["load"]
+    assert found["context_tokens"] == [round(found["prompt_tokens"] + found["max_new_tokens"] / 2)]
