@@ -34,6 +34,7 @@ _ALIKE = (
     ("device", "name"),
     ("device", "threads"),
     ("device", "dtype"),
+    ("processes",),
     ("max_new_tokens",),
 )
 _SHOWN = ("tokens per round (τ)", "decode speedup", "speedup with prefill", "α", "ms per token", "verdict", "LOSSY")

@@ -70,6 +70,7 @@ def test_both_reports_stand_in_every_table_of_every_form(write, tmp_path):
         (lambda d: d["context"]["target"].update(name="other"), "context.target.name"),
         (lambda d: d["context"]["device"].update(name="GPU"), "context.device.name is '2-core CPU'"),
         (lambda d: d["context"]["device"].update(threads=8), "context.device.threads is 2"),
+        (lambda d: d["context"].update(processes=5), "context.processes is "),
         (lambda d: d["context"]["device"].update(dtype="bfloat16"), "context.device.dtype"),
         (lambda d: d["context"].update(max_new_tokens=7), "context.max_new_tokens is 96"),
         (lambda d: d["samplers"].pop(), "sampler 'T=1'"),
