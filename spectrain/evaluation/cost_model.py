@@ -7,8 +7,9 @@ of a round timed there, and the verification from forwards timed by themselves,
     v(k, batch, context) = time of a forward of k + 1 tokens a request ÷ time of one of a single token,
 
 linear between what was measured in tokens, context and batch, and flat beyond; times the forward's share of a plain
-step. With the tokens per round measured in those batches they predict the speedup of decoding, both sides at the mean
-number of requests that ran. What no part accounts for is the rest of the measured round.
+step. With the tokens per round measured in those batches they predict the speedup of decoding, round by round with the
+requests that ran in each: a batch shrinks as answers end, and a round's time is no straight line in its requests. What
+no part accounts for is the rest of the measured round.
 """
 
 from __future__ import annotations
@@ -153,6 +154,12 @@ class Rounds:
         draft, overhead = (self.part(contender, name, running) for name in ("draft_s", "overhead_s"))
         return draft + self.verify_s(self.part(contender, "rows", running), running) + overhead
 
+    def decode_s(self, contender: str, row: Row) -> tuple[float, float]:
+        """Seconds that all rounds of a row should take by their parts, and how many requests they hold in all."""
+        counts = [(float(running), count) for running, count in row["rounds_by_running"].items()]
+        seconds = sum(count * self.round_s(contender, running) for running, count in counts)
+        return seconds, sum(count * running for running, count in counts)
+
 
 def _names(load: Mapping[str, Any]) -> list[str]:
     return list(dict.fromkeys(row["contender"] for row in load["rows"]))
@@ -177,10 +184,11 @@ def _by_batch(contender: Row, longest: Row, load: Mapping[str, Any]) -> list[Row
 
 
 def _at_batch(contender: Row, longest: Row, rounds: Rounds, row: Row, plain: Row) -> Row:
-    """Costs with the whole batch running; the prediction with as many requests as ran on average."""
+    """Costs with the whole batch running; the prediction round by round, with as many requests as ran in each."""
     name, batch, running = contender["contender"], row["batch"], row["running_in_decode"]
-    round_s, step_s = rounds.round_s(name, running), rounds.step_s(plain["running_in_decode"])
-    predicted = running * row["tokens_per_round"] / round_s / (plain["running_in_decode"] / step_s)
+    (own_s, shares), (plain_s, plain_shares) = (rounds.decode_s(who, r) for who, r in ((name, row), (PLAIN, plain)))
+    predicted = row["tokens_per_round"] * shares / own_s / (plain_shares / plain_s)
+    round_s = own_s / sum(row["rounds_by_running"].values())
     costs = _costs(rounds, name, batch)
     ahead = _costs(rounds, longest["contender"], batch)
     per_token = (ahead["rows"] - 1) / longest["k"]  # below 1 where some rounds propose nothing

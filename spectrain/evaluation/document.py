@@ -137,6 +137,7 @@ _LOAD = {
             **dict.fromkeys(("contender", "drafter", "k", "batch", "groups", "answers", "identical")),
             **dict.fromkeys(("tokens_per_second", "decode_tokens_per_second", "tokens_per_round", "answer_tokens")),
             **dict.fromkeys(("round_s", "prefill_s_per_request", "running", "running_in_decode", "pays")),
+            "rounds_by_running": {"*": None},
             "speedup?": _INTERVAL,
             "decode_speedup?": _INTERVAL,
         }

@@ -26,7 +26,10 @@ LEAVES: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(("break_even_tokens_per_round", "predicted_speedup", "measured_speedup"), NUMBER),
     **dict.fromkeys(("draft_s", "verify_s", "overhead_s", "floor_s", "round_s", "seconds", "seconds_per_row"), NUMBER),
     **dict.fromkeys(("token_p50", "token_p95", "prefill_p50", "prefill_p95", "prefill_s_per_request"), NUMBER),
-    **dict.fromkeys(("running", "running_in_decode", "request_rate", "capacity", "latency_ms_per_token"), NUMBER),
+    **dict.fromkeys(
+        ("running", "running_in_decode", "rounds_by_running", "request_rate", "capacity", "latency_ms_per_token"),
+        NUMBER,
+    ),
     **dict.fromkeys(("tokens_per_round", "tokens_per_second", "decode_tokens_per_second", "answer_tokens"), NUMBER),
     **dict.fromkeys(("prompt_tokens", "largest_residual", "by_batch", "near_tie_gap"), NUMBER),
     **dict.fromkeys(("position", "tokens", "new_tokens", "count", "histogram", "bins", "depth", "nodes"), COUNT),

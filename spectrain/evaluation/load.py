@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import os
 import random
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -245,11 +246,18 @@ def _sample(load: Load, entry: Contender, size: int, group: int, prompts: Sequen
         "decode_s": found[entry.name].decode_s,
         "rounds": sum(rounds),
         "steps": max(rounds),
+        "rounds_by_running": _by_running(rounds),
         "committed": sum(r.committed for run in runs for r in run.rounds),
         # Requests that have ended leave the batch: how many there were in a round, on average.
         "running": (sum(rounds) + size) / (max(rounds) + 1),
         "identical": same if load.sampler.greedy else None,
     }
+
+
+def _by_running(rounds: Sequence[int]) -> list[list[int]]:
+    """[requests, rounds]: how many rounds so many requests shared, from how many rounds each took part in."""
+    together = Counter(sum(count > i for count in rounds) for i in range(max(rounds)))
+    return [list(pair) for pair in sorted(together.items())]
 
 
 # --- going on -----------------------------------------------------------------------------------------------------

@@ -11,6 +11,7 @@ from dataclasses import asdict
 from statistics import median
 from typing import Any
 
+from spectrain.errors import SpectrainError
 from spectrain.evaluation.decisions import FEWEST_CONVERSATIONS, Rival, decide, resamples_at
 from spectrain.evaluation.samples import PLAIN
 from spectrain.evaluation.wording import interval, number
@@ -148,6 +149,7 @@ def _row(own: Samples, plain: Samples) -> dict[str, Any]:
         "answer_tokens": sum(sample["tokens"] for sample in own) / (len(own) * first["batch"]),
         "prefill_s_per_request": sum(s["prefill_s"] for s in own) / (len(own) * first["batch"]),
         "running": sum(sample["running"] for sample in own) / len(own),
+        "rounds_by_running": _by_running(own),
         "running_in_decode": sums["rounds"] / sums["steps"] if sums["steps"] else None,
         "identical": None if first["identical"] is None else sum(sample["identical"] for sample in own),
         "answers": len(own) * first["batch"],
@@ -155,6 +157,17 @@ def _row(own: Samples, plain: Samples) -> dict[str, Any]:
         "decode_speedup": _compare(own, plain, "committed", "decode_s") if drafts and sums["committed"] else None,
         "pays": speedup is not None and len(own) >= FEWEST_CONVERSATIONS and speedup["low"] > 1,
     }
+
+
+def _by_running(samples: Samples) -> dict[str, float]:
+    """How many rounds so many requests shared: those that have ended leave the batch."""
+    found: dict[str, float] = {}
+    for sample in samples:
+        if "rounds_by_running" not in sample:
+            raise SpectrainError("batches were measured by an earlier version; delete load.jsonl and measure again")
+        for running, rounds in sample["rounds_by_running"]:
+            found[str(running)] = found.get(str(running), 0) + rounds
+    return dict(sorted(found.items(), key=lambda item: int(item[0])))
 
 
 def _verdict(samples: Samples) -> dict[str, Any]:

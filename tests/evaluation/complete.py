@@ -138,6 +138,7 @@ def _load(chains: list[dict[str, Any]]) -> dict[str, Any]:
                          "tokens_per_second": rate, "decode_tokens_per_second": 1.1 * rate, "answer_tokens": 60.0,
                          "tokens_per_round": 2.4 if chain else 1.0, "round_s": 0.1, "prefill_s_per_request": 0.02,
                          "running": 0.8 * batch, "running_in_decode": 0.8 * batch, "identical": 8 * batch,
+                         "rounds_by_running": {str(batch): 40},
                          "answers": 8 * batch, "speedup": paired, "decode_speedup": paired,
                          "pays": bool(chain) and gain > 1.08})  # fmt: skip
     crossovers = [{"contender": c["contender"], "drafter": c["drafter"], "k": c["k"], "largest_paying_batch": 4,

@@ -19,8 +19,9 @@ def round_s(name, batch):
     return forward(batch, k + 1) + k * DRAFT + OVER
 
 
-def line(batch, *, lost=0.0, groups=8):
-    """What a server with these costs gives; ``lost``: a share of every round that no part accounts for."""
+def line(batch, *, lost=0.0, groups=8, ending=False):
+    """What a server with these costs gives; ``lost``: a share of every round that no part accounts for; ``ending``:
+    half of the requests end half-way."""
     verification = [{"context": 64, "rows": r, "seconds": [forward(batch, r)] * 3} for r in (1, 4, 6)]
     parts, samples = [], []
     for name in ("plain", *TAU):
@@ -29,12 +30,16 @@ def line(batch, *, lost=0.0, groups=8):
                       "rows": 10 * (k + 1), "draft_s": 10 * k * DRAFT, "verify_s": 10 * forward(batch, k + 1),
                       "overhead_s": 10 * OVER})  # fmt: skip
         steps = (TOKENS - 1) / TAU.get(name, 1.0)
+        shares = [[batch // 2, steps / 2], [batch, steps / 2]] if ending and batch > 1 else [[batch, steps]]
+        rounds = sum(running * count for running, count in shares)
         for group in range(groups):
-            decode = steps * round_s(name, batch) * (1 + (lost if k else 0)) * (1 + group / 1000)
+            decode = sum(count * round_s(name, running) for running, count in shares)
+            decode *= (1 + (lost if k else 0)) * (1 + group / 1000)
             samples.append({"contender": name, "drafter": name.split()[0], "k": k, "batch": batch, "group": group,
                             "prompts": ["p"] * batch, "tokens": TOKENS * batch, "seconds": decode + 0.02 * batch,
-                            "prefill_s": 0.02 * batch, "decode_s": decode, "rounds": steps * batch, "steps": steps,
-                            "committed": (TOKENS - 1) * batch, "running": batch, "identical": batch})  # fmt: skip
+                            "prefill_s": 0.02 * batch, "decode_s": decode, "rounds": rounds, "steps": steps,
+                            "committed": rounds * TAU.get(name, 1.0), "running": batch,
+                            "rounds_by_running": shares, "identical": batch})  # fmt: skip
     return {"batch": batch, "verification": verification, "parts": parts, "samples": samples}
 
 

@@ -35,6 +35,16 @@ def test_known_costs_predict_the_speedup_at_every_batch(known):
     assert known["cost_model"]["largest_difference"]["by_batch"] < 0.001
 
 
+def test_a_batch_that_shrinks_as_answers_end_is_predicted_round_by_round(samples, simulator):
+    """At the mean number of requests the same rounds would be told too cheap or too dear."""
+    lines = [line(b, ending=True) for b in (1, 2, 4, 8, 16)]
+    found = document(samples, simulator, lines)
+    assert found["cost_model"]["largest_difference"]["by_batch"] < 0.001
+    row = next(r for r in found["load"]["rows"] if (r["contender"], r["batch"]) == ("eagle3 k=5", 16))
+    assert set(row["rounds_by_running"]) == {"8", "16"}
+    assert row["running_in_decode"] == pytest.approx(12)
+
+
 def test_what_no_part_accounts_for_stays_visible(samples, simulator):
     found = document(samples, simulator, [line(b, lost=0.25) for b in (1, 4)])["cost_model"]
     for chain in found["chains"]:

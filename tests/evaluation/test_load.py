@@ -173,6 +173,25 @@ def test_every_contender_answers_the_same_batches(samples):
             assert all(s["seconds"] == s["prefill_s"] + s["decode_s"] for s in own)
 
 
+def test_rounds_are_counted_by_the_requests_that_share_them(samples):
+    for sample in samples:
+        found = sample["rounds_by_running"]
+        assert sum(rounds for _, rounds in found) == sample["steps"]
+        assert sum(running * rounds for running, rounds in found) == sample["rounds"]
+        assert all(1 <= running <= sample["batch"] for running, _ in found)
+    assert any(len(sample["rounds_by_running"]) > 1 for sample in samples)  # answers of unequal length
+    for row in summarise(samples)["rows"]:
+        own = [s for s in samples if (s["contender"], s["batch"]) == (row["contender"], row["batch"])]
+        assert sum(row["rounds_by_running"].values()) == sum(s["steps"] for s in own)
+
+
+def test_batches_of_an_earlier_version_are_measured_again(measured):
+    lines = json.loads(json.dumps(measured[0]))
+    del lines[0]["samples"][0]["rounds_by_running"]
+    with pytest.raises(SpectrainError, match=r"delete load\.jsonl"):
+        summarise_load(lines)
+
+
 def test_requests_that_end_leave_the_batch(settings, entries):
     class Run:
         def __init__(self, tokens, rounds):
@@ -181,6 +200,7 @@ def test_requests_that_end_leave_the_batch(settings, entries):
     runs = load._Decoded([Run([1] * 4, 3), Run([1] * 8, 7)], 0.5, 1.5)
     found = load._sample(settings, entries[0], 2, 0, PROMPTS[:2], {"plain": runs})
     assert found["running"] == (4 + 8) / 8  # two for four rounds, prefill counted, then one
+    assert found["rounds_by_running"] == [[1, 4], [2, 3]]
     assert (found["tokens"], found["rounds"], found["steps"], found["committed"]) == (12, 10, 7, 10)
     assert (found["seconds"], found["decode_s"]) == (2.0, 1.5)
 
@@ -216,7 +236,7 @@ def made(speedups, *, groups=6):
         for group in range(groups):
             base = {"batch": batch, "group": group, "prompts": ["p"] * batch, "tokens": 10 * batch, "rounds": 5 * batch,
                     "steps": 5, "committed": 9 * batch, "running": batch, "identical": batch,
-                    "prefill_s": 0.0}  # fmt: skip
+                    "rounds_by_running": [[batch, 5]], "prefill_s": 0.0}  # fmt: skip
             found.append({**base, "contender": "plain", "drafter": "plain", "k": 0, "seconds": 1.0 + group,
                           "decode_s": 1.0 + group})  # fmt: skip
             seconds = (1.0 + group) / speedup
