@@ -83,9 +83,8 @@ def audit_recipe(recipe: Recipe) -> Audit:
         chats = load_conversations(answers) if made else chats
         rows, dropped = encode_usable(chats, tokenizer, data.max_length, drop_bad=True)
         if recipe.regenerate is not None and not made:
-            dropped = (
-                Dropped()
-            )  # the file's last answers make way for the target's: what is wrong with them is no matter
+            # The file's last answers make way for the target's: what is wrong with them is no matter.
+            dropped = Dropped()
         sides[side] = Side(chats, rows, traffic.dropped[side] + dropped, made)
     stops = _stops(recipe, sides, leaks)
     document = describe(sides, tokenizer, data.max_length, leaks, _draft_ids(recipe, sides["train"], tokenizer))

@@ -9,6 +9,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from spectrain.evaluation.axes import band, error, legend, name_rows, points, shifts, styled
+from spectrain.evaluation.leaves import EVERYTHING
 from spectrain.evaluation.svg import INK, Plot, draw_svg
 
 _DEPTHS = "Mean of Σ min(p, q) over given answers, each draft depth with the true tokens before it. Bands: intervals."
@@ -115,7 +116,7 @@ def alpha_plots(rows: Sequence[dict[str, Any]]) -> list[Plot]:
     drawn = [row for row in rows if row["temperature"] == chosen and "/" not in row["kind"]]
     # Answers by another sampler are another measurement: the first's stand for them in the plots.
     drawn = [row for row in drawn if row.get("prefixes") == drawn[0].get("prefixes")]
-    whole = [row for row in drawn if row["kind"] == "everything"]
+    whole = [row for row in drawn if row["kind"] == EVERYTHING]
     several = len({row.get("drafter") for row in whole}) > 1
     lines = [{**row, "kind": row["drafter"]} for row in whole] if several else drawn  # then the lines are drafters
     return [_kinds_plot(drawn, chosen), _depths_plot(lines, chosen)]

@@ -20,7 +20,8 @@ import numpy as np
 import numpy.typing as npt
 
 from spectrain.errors import SpectrainError
-from spectrain.evaluation.samples import CLIPS, PLAIN, Sample, is_of, parse_sample
+from spectrain.evaluation.leaves import PLAIN
+from spectrain.evaluation.samples import CLIPS, Sample, is_of, parse_sample
 from spectrain.measures import RoundCounts
 
 Floats = npt.NDArray[np.float64]

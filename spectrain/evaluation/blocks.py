@@ -47,14 +47,15 @@ def number_block(contender: str, kind: str | None, own: Clusters, plain: Cluster
             "allow more new tokens or leave these conversations out"
         )
     drafts = own.first.shape is not None
-    found: Found = measured(_acceptance(own) | _rates(own) | (_speedups(own, plain) if drafts else {}))
+    rates = _rates(own)
+    found: Found = measured(_acceptance(own) | rates | (_speedups(own, plain) if drafts else {}))
     seconds = _seconds(own)
     block = {
         "conversations": len(own),
         **_counted(own, found),
         "seconds": seconds,
         "shares": {part: value / seconds["total"] for part, value in seconds.items() if part != "total"},
-        **{key: found[key] for key in _rates(own)},
+        **{key: found[key] for key in rates},
         "latency_ms": _latency(own),
         "memory": {**memory, "cache_bytes": own.most("cache_bytes"), "state_bytes": own.most("state_bytes")},
         "advice": {"tokens_per_round": advice(found["tokens_per_round"], len(own))},
@@ -97,12 +98,12 @@ def _acceptance(own: Clusters) -> dict[str, Figure]:
 
 def _rates(own: Clusters) -> dict[str, Figure]:
     new_C, total_C = own.sums("new_tokens"), own.sums("total")
-    energy_C = own.sums("energy") if own.recorded("energy") else np.zeros(len(own))
+    energy = (own.sums("energy"), new_C) if own.recorded("energy") else (np.zeros(len(own)),) * 2
     return {
         "tokens_per_second": Figure(new_C, total_C),
         "decode_tokens_per_second": Figure(own.sums("committed"), own.sums("decode")),
         "accepted_draft_tokens_per_second": Figure(own.sums("kept"), total_C),
-        "energy_j_per_token": Figure(energy_C, new_C if own.recorded("energy") else np.zeros(len(own))),
+        "energy_j_per_token": Figure(*energy),
     }
 
 

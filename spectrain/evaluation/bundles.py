@@ -18,12 +18,12 @@ from spectrain.errors import SpectrainError
 from spectrain.evaluation.calibration import Calibration
 from spectrain.evaluation.contenders import AcceptanceConfig, contenders, unfillable
 from spectrain.evaluation.drift import drift
+from spectrain.evaluation.leaves import LOSSY
 from spectrain.evaluation.load import check_load, load_block
 from spectrain.evaluation.measured_trees import filled, resolve
 from spectrain.evaluation.measurement import DRIFT_FILE, Measured, in_order, measure
 from spectrain.evaluation.memory import weight_bytes
 from spectrain.evaluation.report import render_report
-from spectrain.evaluation.samples import LOSSY
 from spectrain.evaluation.summary import summarise
 from spectrain.evaluation.teacher_forced import teacher_forced_rows
 from spectrain.evaluation.training_cost import training_cost

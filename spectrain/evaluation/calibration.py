@@ -18,7 +18,8 @@ from typing import Any
 
 from spectrain.drafters.scoring import added
 from spectrain.evaluation.figures import STATISTICS
-from spectrain.evaluation.samples import EVERYTHING, kind_and_parents
+from spectrain.evaluation.leaves import EVERYTHING
+from spectrain.evaluation.samples import kind_and_parents
 from spectrain.exact.sampler import Sampler
 from spectrain.intervals import ratio_interval
 

@@ -12,9 +12,9 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Discriminator, Field
 from spectrain.decoding.verification import Verification, is_lossy
 from spectrain.drafters import Drafter
 from spectrain.errors import SpectrainError
+from spectrain.evaluation.leaves import LOSSY, PLAIN
 from spectrain.evaluation.load_config import LoadConfig
 from spectrain.evaluation.measured_trees import NO_RANKS, NONE, WRITTEN, MeasuredTree, Resolved
-from spectrain.evaluation.samples import LOSSY, PLAIN
 from spectrain.exact.sampler import Sampler
 from spectrain.shapes import Chain, DynamicTree, Shape, StaticTree, check_shape
 from spectrain.target import Target

@@ -19,8 +19,8 @@ from typing import Any
 
 from spectrain.evaluation.costs import break_even
 from spectrain.evaluation.goodput import goodput
-from spectrain.evaluation.samples import PLAIN
-from spectrain.exact.cost import interpolate
+from spectrain.evaluation.leaves import PLAIN
+from spectrain.exact.cost import best_k, interpolate
 
 Points = Sequence[tuple[float, float]]
 Row = dict[str, Any]
@@ -107,12 +107,8 @@ def _best_k(longest: Row, v: Any, c: float | None = None, o: float | None = None
     share = cost["proposed_per_round"] / depth  # a drafter may find nothing to propose
     c = (cost["draft_cost_per_token"] or 0.0) if c is None else c
     o = cost["overhead_cost_per_round"] if o is None else o
-    best, best_speedup = 0, 1.0
-    for row in cost["by_k"]:
-        gain = row["tokens_per_round"] / (row["k"] * share * c + v(row["k"]) + o)
-        if gain > best_speedup:
-            best, best_speedup = row["k"], gain
-    return best
+    survival = [row["rate"] for row in longest["pooled"]["marginal_survival"] if row["rate"] is not None]
+    return best_k(survival, share * c, [v(k) + o for k in range(len(survival) + 1)]).k
 
 
 # --- by batch -----------------------------------------------------------------------------------------------------

@@ -12,8 +12,9 @@ import io
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from spectrain.evaluation.leaves import EVERYTHING
+
 COLUMNS = ("sampler", "contender", "kind", "band", "measure", "position", "value", "low", "high", "n")
-EVERYTHING = "everything"
 
 # Unit of n. Measures that are not listed count conversations.
 UNITS = {

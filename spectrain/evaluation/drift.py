@@ -21,7 +21,8 @@ from spectrain.decoding import generate_plain
 from spectrain.errors import SpectrainError
 from spectrain.evaluation.acceptance import prompt_ids
 from spectrain.evaluation.figures import STATISTICS
-from spectrain.evaluation.samples import EVERYTHING, kind_and_parents
+from spectrain.evaluation.leaves import EVERYTHING
+from spectrain.evaluation.samples import kind_and_parents
 from spectrain.evaluation.workbench import shown_name
 from spectrain.exact.sampler import Sampler
 from spectrain.files import whole_lines

@@ -18,7 +18,7 @@ from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from typing import Any
 
-from spectrain.evaluation.samples import PLAIN
+from spectrain.evaluation.leaves import PLAIN
 
 
 def goodput(load: Mapping[str, Any], rates: Sequence[float]) -> list[dict[str, Any]]:

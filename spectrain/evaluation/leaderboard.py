@@ -14,7 +14,7 @@ from spectrain.evaluation.answers import Answers, Clusters
 from spectrain.evaluation.blocks import rate_ratio
 from spectrain.evaluation.decisions import FEWEST_CONVERSATIONS
 from spectrain.evaluation.figures import one
-from spectrain.evaluation.samples import EVERYTHING, PLAIN
+from spectrain.evaluation.leaves import EVERYTHING, PLAIN
 
 OWN_TARGET = "its target was trained with it: another law than the original's"
 _TAKEN = ("tokens_per_second", "accepted_draft_tokens_per_second", "speedup", "tokens_per_round")

@@ -6,6 +6,11 @@ from typing import Any
 
 from spectrain.errors import SpectrainError
 
+# Names among them that those who write documents share with those who read them alone.
+PLAIN = "plain"  # plain decoding, as a contender
+EVERYTHING = "everything"  # the total of all kinds in tables by kind
+LOSSY = "LOSSY"  # in the name of every contender whose output has another law than the target's
+
 NUMBER, COUNT, TEXT, FLAG = ("number", "null"), ("integer", "null"), ("string", "null"), ("boolean",)
 LEAVES: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(

@@ -24,9 +24,9 @@ from spectrain.data.conversations import Conversation
 from spectrain.decoding import Decoding, Generation
 from spectrain.errors import SpectrainError
 from spectrain.evaluation.contenders import AcceptanceConfig, Contender
+from spectrain.evaluation.leaves import PLAIN
 from spectrain.evaluation.load_config import LoadConfig
 from spectrain.evaluation.load_summary import summarise_load
-from spectrain.evaluation.samples import PLAIN
 from spectrain.evaluation.workbench import Prompt, Stopwatch, prompts_of
 from spectrain.exact.sampler import Sampler
 from spectrain.files import json_digest, whole_lines, write_json

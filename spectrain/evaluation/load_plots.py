@@ -10,8 +10,8 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import NullLocator
 
 from spectrain.evaluation.axes import error, legend, styled
+from spectrain.evaluation.leaves import LOSSY
 from spectrain.evaluation.svg import INK, Plot, draw_svg
-from spectrain.evaluation.wording import LOSSY
 
 _SPEED = "Filled: faster than plain decoding of the same batch, beyond the interval. Above the line at 1 is a gain."
 _COSTS = "Time to verify k draft tokens, in plain steps of the same batch: at 1, verification is as cheap as decoding."

@@ -13,7 +13,7 @@ from typing import Any
 
 from spectrain.errors import SpectrainError
 from spectrain.evaluation.decisions import FEWEST_CONVERSATIONS, Rival, decide, resamples_at
-from spectrain.evaluation.samples import PLAIN
+from spectrain.evaluation.leaves import PLAIN
 from spectrain.evaluation.wording import interval, number
 from spectrain.evaluation.workbench import table
 from spectrain.intervals import ratio_of_ratios_interval

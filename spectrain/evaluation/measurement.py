@@ -47,10 +47,6 @@ class Measured:
     threads: int
     stopped_early: dict[str, Any] | None = None
 
-    @property
-    def conversations(self) -> list[str]:
-        return list(self.ledger.conversations[: self.count])
-
     def samples(self) -> Iterator[dict[str, Any]]:
         """Raw samples in the order of the conversations, read from disk one conversation at a time."""
         return self.ledger.lines(self.count)

@@ -11,8 +11,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from spectrain.evaluation.leaves import EVERYTHING
+
 PROFILE_SCHEMA = "spectrain.speculation_profile/1"
-EVERYTHING = "everything"
 _MEANING = {
     "acceptance": "P(i-th draft token accepted | first i-1 accepted), i = 1..k; null where never proposed",
     "survival": "P(first i draft tokens accepted), i = 1..k, over full rounds",

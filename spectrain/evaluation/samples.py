@@ -14,10 +14,7 @@ from typing import Any
 
 from spectrain.decoding.verification import is_lossy
 from spectrain.errors import SpectrainError
-
-PLAIN = "plain"
-EVERYTHING = "everything"  # the total of all kinds in tables by kind
-LOSSY = "LOSSY"  # in the name of every contender whose output has another law than the target's
+from spectrain.evaluation.leaves import LOSSY, PLAIN
 
 CLIPS = ("eos", "budget", "stop")  # why a round kept less, or was asked for less, than usual
 

@@ -19,9 +19,10 @@ from spectrain.evaluation.axes import legend, name_rows, points, shifts, styled
 from spectrain.evaluation.csv_tables import COLUMNS, acceptance_rows
 from spectrain.evaluation.document import read_document
 from spectrain.evaluation.glossary import DEFINITIONS
+from spectrain.evaluation.leaves import EVERYTHING
 from spectrain.evaluation.report import template_environment, write_texts
 from spectrain.evaluation.svg import INK, Plot, draw_svg
-from spectrain.evaluation.view import EVERYTHING, changed, title
+from spectrain.evaluation.view import changed, title
 from spectrain.evaluation.wording import headline, interval, percent
 
 MARKDOWN, PAGE, TABLE = "side_by_side.md", "side_by_side.html", "side_by_side.csv"

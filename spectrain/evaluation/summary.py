@@ -25,7 +25,8 @@ from spectrain.evaluation.document import SCHEMA, check_document
 from spectrain.evaluation.figures import STATISTICS, one
 from spectrain.evaluation.goodness import distribution_block
 from spectrain.evaluation.leaderboard import leaderboard
-from spectrain.evaluation.samples import PLAIN, kind_and_parents
+from spectrain.evaluation.leaves import PLAIN
+from spectrain.evaluation.samples import kind_and_parents
 from spectrain.evaluation.verdict import exactness_block, verdict_block
 from spectrain.exact.sampler import Sampler
 from spectrain.intervals import METHOD

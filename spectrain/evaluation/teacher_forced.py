@@ -14,7 +14,8 @@ import numpy as np
 
 from spectrain.drafters.scoring import DepthScores
 from spectrain.evaluation.figures import Figure, measured
-from spectrain.evaluation.samples import EVERYTHING, is_of, kind_and_parents
+from spectrain.evaluation.leaves import EVERYTHING
+from spectrain.evaluation.samples import is_of, kind_and_parents
 from spectrain.exact.sampler import Sampler
 
 

@@ -18,9 +18,9 @@ import numpy as np
 import numpy.typing as npt
 
 from spectrain.errors import SpectrainError
+from spectrain.evaluation.leaves import EVERYTHING
 from spectrain.intervals import RESAMPLE_CELLS, Interval, percentile_interval
 
-EVERYTHING = "everything"
 FIRST, MEAN, ROUNDS = "alpha_depth_1", "alpha_mean_depth", "tokens_per_round"
 RESAMPLES, CONFIDENCE = 4000, 0.95
 DIGITS = 4  # after the point, in print

@@ -8,6 +8,7 @@ from typing import Any
 
 from spectrain.evaluation.glossary import DEFINITIONS
 from spectrain.evaluation.learning import learning_curves, without_curve
+from spectrain.evaluation.leaves import EVERYTHING
 from spectrain.evaluation.wording import (
     cautions,
     drafter_sentence,
@@ -23,7 +24,6 @@ from spectrain.evaluation.wording import (
 )
 
 LISTED_DIFFERENCES = 20
-EVERYTHING = "everything"  # the teacher-forced rows over all kinds
 
 
 def report_view(document: Mapping[str, Any]) -> dict[str, Any]:

@@ -8,9 +8,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from spectrain.evaluation.leaves import EVERYTHING, PLAIN
+
 DASH = "–"
-PLAIN = "plain"
-LOSSY = "LOSSY"  # in the name of every contender whose output has another law than the target's
 CHANGED = "the bundle's own, changed target"
 
 
@@ -219,7 +219,7 @@ def not_measured(document: Mapping[str, Any]) -> list[str]:
 
 def drift_sentence(name: str, found: Mapping[str, Any]) -> str:
     """How far a drafter's target has moved from the original, over everything."""
-    total, original = found["by_kind"]["everything"], found.get("original")  # documents may be older than the name
+    total, original = found["by_kind"][EVERYTHING], found.get("original")  # documents may be older than the name
     origin = f", {original}, which it derives from" if original else ""
     return (
         f"The target that was trained with {name} is not the original{origin}: over "

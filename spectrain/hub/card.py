@@ -10,8 +10,8 @@ from typing import Any
 from huggingface_hub import ModelCard, ModelCardData
 
 from spectrain.drafters.base import OWN_TARGET
+from spectrain.evaluation.leaves import LOSSY, PLAIN
 from spectrain.evaluation.report import PICTURE, template_environment
-from spectrain.evaluation.samples import LOSSY, PLAIN
 from spectrain.evaluation.training_cost import training_cost
 from spectrain.evaluation.wording import drift_sentence, headline, kind_sentence, law_sentence, percent, sentence
 from spectrain.hub.metadata import card_data, eval_results

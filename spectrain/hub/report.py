@@ -9,7 +9,7 @@ from typing import Any, get_args
 from spectrain.decoding.verification import Verification, is_lossy
 from spectrain.errors import SpectrainError
 from spectrain.evaluation.document import read_document
-from spectrain.evaluation.samples import LOSSY
+from spectrain.evaluation.leaves import LOSSY
 from spectrain.interop import WEIGHTS_FILE
 from spectrain.manifest import Manifest
 
