@@ -232,8 +232,9 @@ def _at_batch(options: argparse.Namespace, document: dict[str, Any], chain: dict
 
 
 def _plain_v(load: dict[str, Any], batch: int) -> float:
-    """The forward's share of a plain step."""
-    row = next(r for r in load["drafting"] if (r["contender"], r["batch"]) == ("plain", batch))
+    """The forward's share of a plain step of the whole batch."""
+    plain = [row for row in load["drafting"] if (row["contender"], row["batch"]) == ("plain", batch)]
+    row = max(plain, key=lambda row: row["running"])
     return float(row["verify_s"] / (row["verify_s"] + row["overhead_s"]))
 
 

@@ -6,14 +6,17 @@ of a round timed there, and the verification from forwards timed by themselves,
 
     v(k, batch, context) = time of a forward of k + 1 tokens a request ÷ time of one of a single token,
 
-linear between what was measured in tokens, context and batch, and flat beyond; times the forward's share of a plain
-step. With the tokens per round measured in those batches they predict the speedup of decoding, round by round with the
-requests that ran in each: a batch shrinks as answers end, and a round's time is no straight line in its requests. What
-no part accounts for is the rest of the measured round.
+linear between what was measured in tokens, context and batch, and flat beyond; times what a plain step's forward took
+in decoding, in forwards timed by themselves. With the tokens per round measured in those batches they predict the
+speedup of decoding, round by round with the requests that ran in each: a batch shrinks as answers end, and a round's
+time is no straight line in its requests. The parts come from batches of their own, so that a prediction does not hold
+what it predicts; what no part accounts for is the rest of the measured round. For single requests the parts are those
+of the measured rounds themselves: they add up, and the difference only says that nothing is missing.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -115,38 +118,43 @@ def _best_k(longest: Row, v: Any, c: float | None = None, o: float | None = None
 
 
 class Rounds:
-    """Seconds of rounds by batch size, from ``load``, at the context that its answers have on average."""
+    """Seconds of rounds by how many requests share them, from ``load``, with the context that its answers have on
+    average; ``batch``: whose plain steps say what a forward takes in decoding."""
 
-    def __init__(self, load: Mapping[str, Any]) -> None:
-        self._parts = {name: [r for r in load["drafting"] if r["contender"] == name] for name in _names(load)}
+    def __init__(self, load: Mapping[str, Any], batch: int) -> None:
+        self._parts = {name: _pooled([r for r in load["drafting"] if r["contender"] == name]) for name in _names(load)}
         lengths = [row["answer_tokens"] for row in load["rows"] if row["contender"] == PLAIN]
         context = load["prompt_tokens"] + sum(lengths) / len(lengths) / 2
         self._forwards = {
-            batch: [(rows, interpolate(points, context)) for rows, points in _by_rows(load, batch).items()]
-            for batch in load["batches"]
+            size: [(rows, interpolate(points, context)) for rows, points in _by_rows(load, size).items()]
+            for size in {row["batch"] for row in load["verification"]}
         }
+        plain = [row for row in load["drafting"] if (row["contender"], row["batch"]) == (PLAIN, batch)]
+        alone = sum(row["rounds"] * self._forward_s(1, row["running"]) for row in plain)
+        self._scale = sum(row["rounds"] * row["verify_s"] for row in plain) / alone if alone else 1.0
 
     def knows(self, contender: str) -> bool:
         return bool(self._parts.get(contender) and self._parts.get(PLAIN))
 
     def part(self, contender: str, name: str, running: float) -> float:
-        """Of a round's ``draft_s``, ``verify_s``, ``overhead_s``, ``proposed_per_round`` or ``rows``, the mean."""
+        """Of a round's ``draft_s``, ``overhead_s``, ``proposed_per_round`` or ``rows``, the mean."""
         return interpolate([(row["running"], row[name]) for row in self._parts[contender]], running)
 
     def step_s(self, running: float) -> float:
         """A step of plain decoding."""
-        return self.part(PLAIN, "verify_s", running) + self.part(PLAIN, "overhead_s", running)
+        return self.verify_s(1, running) + self.part(PLAIN, "overhead_s", running)
 
     def verify_s(self, rows: float, running: float) -> float:
-        """Verifying ``rows`` tokens a request: a plain step's forward, times the ratio of forwards alone."""
-        ratios = [
-            (float(batch), interpolate(points, rows) / interpolate(points, 1))
-            for batch, points in self._forwards.items()
-        ]
-        return self.part(PLAIN, "verify_s", running) * interpolate(ratios, running)
+        """Verifying ``rows`` tokens a request: as a forward alone, by what decoding adds to that of a plain step."""
+        return self._scale * self._forward_s(rows, running)
+
+    def _forward_s(self, rows: float, running: float) -> float:
+        return interpolate([(size, interpolate(points, rows)) for size, points in self._forwards.items()], running)
 
     def round_s(self, contender: str, running: float) -> float:
         """What a round should take by its parts."""
+        if contender == PLAIN:
+            return self.step_s(running)
         draft, overhead = (self.part(contender, name, running) for name in ("draft_s", "overhead_s"))
         return draft + self.verify_s(self.part(contender, "rows", running), running) + overhead
 
@@ -161,6 +169,18 @@ def _names(load: Mapping[str, Any]) -> list[str]:
     return list(dict.fromkeys(row["contender"] for row in load["rows"]))
 
 
+def _pooled(rows: Sequence[Row]) -> list[Row]:
+    """Rounds of about as many requests, of all batch sizes they come from, together."""
+    alike: dict[int, list[Row]] = {}
+    for row in rows:
+        alike.setdefault(math.ceil(math.log2(row["running"])), []).append(row)
+    names = ("running", "proposed_per_round", "rows", "draft_s", "overhead_s")
+    return [
+        {name: sum(r["rounds"] * r[name] for r in own) / sum(r["rounds"] for r in own) for name in names}
+        for own in alike.values()
+    ]
+
+
 def _by_rows(load: Mapping[str, Any], batch: int) -> dict[int, list[tuple[float, float]]]:
     """Tokens of a request in a forward → (context, seconds)."""
     found: dict[int, list[tuple[float, float]]] = {}
@@ -171,12 +191,15 @@ def _by_rows(load: Mapping[str, Any], batch: int) -> dict[int, list[tuple[float,
 
 
 def _by_batch(contender: Row, longest: Row, load: Mapping[str, Any]) -> list[Row]:
-    name, rounds = contender["contender"], Rounds(load)
+    name = contender["contender"]
     plain = {row["batch"]: row for row in load["rows"] if row["contender"] == PLAIN}
     own = [row for row in load["rows"] if row["contender"] == name and row["decode_speedup"]]
-    if not rounds.knows(name) or not rounds.knows(longest["contender"]):
-        return []
-    return [_at_batch(contender, longest, rounds, row, plain[row["batch"]]) for row in own]
+    by_size = [(Rounds(load, row["batch"]), row) for row in own]
+    return [
+        _at_batch(contender, longest, rounds, row, plain[row["batch"]])
+        for rounds, row in by_size
+        if rounds.knows(name) and rounds.knows(longest["contender"])
+    ]
 
 
 def _at_batch(contender: Row, longest: Row, rounds: Rounds, row: Row, plain: Row) -> Row:

@@ -129,7 +129,7 @@ _LOAD = {
     "drafting": [
         {
             **dict.fromkeys(("contender", "batch", "rounds", "running", "proposed_per_round", "rows")),
-            **dict.fromkeys(("draft_s", "verify_s", "overhead_s", "c", "o")),
+            **dict.fromkeys(("draft_s", "verify_s", "overhead_s")),
         }
     ],
     "rows": [

@@ -1,8 +1,9 @@
 """Speculation under load: what a verification costs at each batch size, and what speculation yields there.
 
 A target step that decodes few requests waits for its weights, so verifying k + 1 tokens costs little more than one;
-the more requests share a step, the nearer it comes to k + 1 times as much. Raw numbers are kept in ``load.jsonl``, a
-line for each batch size; an interrupted measurement goes on with the next size, and sizes may be added later.
+the more requests share a step, the nearer it comes to k + 1 times as much. A batch shrinks as its answers end, so that
+forwards are timed at the sizes below, too. Raw numbers are kept in ``load.jsonl``, a line for each batch size; an
+interrupted measurement goes on with the next size, and sizes may be added later.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import json
 import os
 import random
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -21,9 +22,10 @@ from tqdm import tqdm
 
 from spectrain.attention import context as context_of
 from spectrain.data.conversations import Conversation
-from spectrain.decoding import Decoding, Generation
+from spectrain.decoding import Decoding, Generation, Round
 from spectrain.errors import SpectrainError
 from spectrain.evaluation.contenders import AcceptanceConfig, Contender
+from spectrain.evaluation.forwards import verification_seconds
 from spectrain.evaluation.leaves import PLAIN
 from spectrain.evaluation.load_config import LoadConfig
 from spectrain.evaluation.load_summary import summarise_load
@@ -34,7 +36,7 @@ from spectrain.identity import first_difference
 from spectrain.target import Target
 
 WARM_UP = 4  # tokens of every contender at every batch size that are thrown away
-TIMED_GROUPS = 2  # further batches of every size whose rounds are timed part by part; they count for the parts alone
+TIMED_GROUPS = 4  # further batches of every size whose rounds are timed part by part; they count for the parts alone
 LOAD_FILE, LOAD_KEY = "load.jsonl", "load.json"
 
 
@@ -91,7 +93,8 @@ def _load_of(entries: Sequence[Contender], prompts: Sequence[Prompt], config: Ac
 
 def measure_load(target: Target, load: Load, folder: Path, identity: dict[str, Any], *,
                  progress: bool = True) -> list[dict[str, Any]]:  # fmt: skip
-    """A line for every batch size asked for, smallest first, also kept in ``folder/load.jsonl``.
+    """A line for every batch size asked for and for the powers of two below, whose forwards alone are timed; smallest
+    first, also kept in ``folder/load.jsonl``.
 
     ``identity`` names what is measured; a folder begun with another, or other settings, is an error.
     """
@@ -107,11 +110,12 @@ def measure_load(target: Target, load: Load, folder: Path, identity: dict[str, A
         "threads": torch.get_num_threads(),
         **identity,
     }
-    sizes = sorted(set(load.config.batch))
-    lines = _resume(folder, key, sizes)
+    asked = set(load.config.batch)
+    sizes = sorted({*asked, *(2**i for i in range(max(asked).bit_length()))})
+    lines = _resume(folder, key, asked)
     for size in sizes:
-        if size not in lines:
-            lines[size] = measure_batch(target, load, size, progress=progress)
+        if size not in lines or (size in asked and not lines[size]["samples"]):
+            lines[size] = measure_batch(target, load, size, decoded=size in asked, progress=progress)
             with (folder / LOAD_FILE).open("a", encoding="utf-8") as out:
                 out.write(json.dumps(lines[size]) + "\n")
                 out.flush()
@@ -119,60 +123,37 @@ def measure_load(target: Target, load: Load, folder: Path, identity: dict[str, A
     return [lines[size] for size in sizes]
 
 
-def measure_batch(target: Target, load: Load, size: int, *, progress: bool = True) -> dict[str, Any]:
-    """Raw numbers of one batch size: ``verification`` forwards, ``parts`` of rounds, and decoded ``samples``."""
+def measure_batch(
+    target: Target, load: Load, size: int, *, decoded: bool = True, progress: bool = True
+) -> dict[str, Any]:
+    """Raw numbers of one batch size: ``verification`` forwards, ``parts`` of rounds, and decoded ``samples``; the
+    latter two are empty unless ``decoded``."""
     rng = random.Random(f"{load.seed}/{size}")
-    total = len(load.config.context) + (TIMED_GROUPS + load.config.groups) * len(load.entries)
+    # What is timed part by part lies among what counts: a machine is not equally fast all the time.
+    groups = rng.sample([None] * TIMED_GROUPS + list(range(load.config.groups)), k=TIMED_GROUPS + load.config.groups)
+    total = len(load.config.context) + len(groups) * len(load.entries) * decoded
     with tqdm(total=total, desc=f"batch {size}", unit="run", disable=not progress) as bar:
         verification = []
         for context in sorted(set(load.config.context)):
             verification += verification_seconds(target, size, load.rows(), context, load.config.repeats, load.seed)
             bar.update()
-        for entry in load.entries:
-            _decode(target, load, entry, _draw(rng, load.prompts, size), limit=WARM_UP)
-        parts, samples = [], []
-        for group in range(TIMED_GROUPS + load.config.groups):
-            timed = group < TIMED_GROUPS
-            chosen, found = _draw(rng, load.prompts, size), {}
-            for entry in rng.sample(list(load.entries), len(load.entries)):
-                bar.set_postfix_str(entry.name)
-                found[entry.name] = _decode(target, load, entry, chosen, timed=timed)
-                bar.update()
+        parts: list[dict[str, Any]] = []
+        samples: list[dict[str, Any]] = []
+        if decoded:
             for entry in load.entries:
-                if timed:
-                    parts.append(_parts(entry, found[entry.name]))
-                else:
-                    samples.append(_sample(load, entry, size, group - TIMED_GROUPS, chosen, found))
+                _decode(target, load, entry, _draw(rng, load.prompts, size), limit=WARM_UP)
+            for group in groups:
+                chosen, found = _draw(rng, load.prompts, size), {}
+                for entry in rng.sample(list(load.entries), len(load.entries)):
+                    bar.set_postfix_str(entry.name)
+                    found[entry.name] = _decode(target, load, entry, chosen, timed=group is None)
+                    bar.update()
+                for entry in load.entries:
+                    if group is None:
+                        parts += _parts(entry, found[entry.name])
+                    else:
+                        samples.append(_sample(load, entry, size, group, chosen, found))
     return {"batch": size, "verification": verification, "parts": parts, "samples": samples}
-
-
-# --- what a verification costs ------------------------------------------------------------------------------------
-
-
-@torch.inference_mode()
-def verification_seconds(target: Target, batch: int, rows: Sequence[int], context: int, repeats: int,
-                         seed: int) -> list[dict[str, Any]]:  # fmt: skip
-    """Seconds of every one of ``repeats`` forwards of ``rows`` tokens a request, head included, behind ``context``
-    cached tokens. Forwards take turns; the text is random tokens, which does not matter to the time."""
-    rng, generator = random.Random(seed), torch.Generator().manual_seed(seed)
-    cache = target.new_cache()
-    target.tap(())
-    target.forward(_ids(target, 1, context, generator), cache=cache)
-    cache.select([0] * batch)
-    seconds: dict[int, list[float]] = {count: [] for count in rows}
-    for repeat in range(repeats + 1):
-        for count in rng.sample(list(seconds), len(seconds)):
-            ids_BT = _ids(target, batch, count, generator)
-            with Stopwatch(target.device) as watch:
-                target.logits(target.forward(ids_BT, cache=cache).hidden_BTH)
-            cache.rollback(context)
-            if repeat:  # the first is the warm-up
-                seconds[count].append(watch.seconds)
-    return [{"context": context, "rows": count, "seconds": taken} for count, taken in seconds.items()]
-
-
-def _ids(target: Target, batch: int, count: int, generator: torch.Generator) -> torch.Tensor:
-    return torch.randint(target.tokenizer_size, (batch, count), generator=generator).to(target.device)
 
 
 # --- what it yields -----------------------------------------------------------------------------------------------
@@ -208,18 +189,22 @@ def _decode(target: Target, load: Load, entry: Contender, prompts: Sequence[Prom
     return _Decoded(decoding.results, first.seconds, rest.seconds)
 
 
-def _parts(entry: Contender, found: _Decoded) -> dict[str, Any]:
-    """Sums over the rounds in which the whole batch was running (over all, if an answer ended with its first token):
-    ``rounds``, the ``requests`` in them, seconds by part, ``proposed`` tokens, and ``rows``, the tokens a request in
-    the forward, which the longest proposal decides."""
-    lengths = [len(run.rounds) for run in found.runs]
-    rounds = [[run.rounds[i] for run in found.runs if len(run.rounds) > i] for i in range(min(lengths) or max(lengths))]
+def _parts(entry: Contender, found: _Decoded) -> list[dict[str, Any]]:
+    """Sums over the rounds that as many requests shared: ``running``, how many; ``rounds``, seconds by part,
+    ``proposed`` tokens, and ``rows``, the tokens a request in the forward, which the longest proposal decides."""
+    longest = max(len(run.rounds) for run in found.runs)
+    rounds = [[run.rounds[i] for run in found.runs if len(run.rounds) > i] for i in range(longest)]
+    by_running: dict[int, list[list[Round]]] = {}
+    for together in rounds:
+        by_running.setdefault(len(together), []).append(together)
+    return [{"contender": entry.name, "running": running, **_summed(own)} for running, own in by_running.items()]
+
+
+def _summed(rounds: Sequence[Sequence[Round]]) -> dict[str, Any]:
     shared = [together[0] for together in rounds]  # a batch shares its seconds
     draft, verify = (sum(getattr(r, part) for r in shared) for part in ("draft_s", "verify_s"))
     return {
-        "contender": entry.name,
         "rounds": len(rounds),
-        "requests": sum(map(len, rounds)),
         "proposed": sum(r.proposed for together in rounds for r in together),
         "rows": sum(1 + max(r.nodes for r in together) for together in rounds),
         "draft_s": draft,
@@ -274,7 +259,7 @@ def check_context(target: Target, load: Load) -> None:
         )
 
 
-def _resume(folder: Path, key: dict[str, Any], sizes: Sequence[int]) -> dict[int, dict[str, Any]]:
+def _resume(folder: Path, key: dict[str, Any], asked: Iterable[int]) -> dict[int, dict[str, Any]]:
     """Lines by batch size of an earlier measurement with the same key."""
     folder.mkdir(parents=True, exist_ok=True)
     file, sidecar = folder / LOAD_FILE, folder / LOAD_KEY
@@ -285,7 +270,9 @@ def _resume(folder: Path, key: dict[str, Any], sizes: Sequence[int]) -> dict[int
     found = json.loads(sidecar.read_text(encoding="utf-8")) if sidecar.exists() else {}
     lines = {line["batch"]: line for line in map(json.loads, whole_lines(file))}
     key = json.loads(json.dumps(key))
-    finished = all(size in lines for size in sizes)  # nothing more is timed, so this process's threads do not matter
+    finished = all(
+        size in lines and lines[size]["samples"] for size in asked
+    )  # nothing more is timed, so this process's threads do not matter
     if found != key and not (finished and {**found, "threads": key["threads"]} == key):
         raise SpectrainError(
             f"{file} was measured with other settings, its own against these: {first_difference(found, key)}; "

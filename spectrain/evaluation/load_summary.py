@@ -6,6 +6,7 @@ server's do; ``decode_speedup`` leaves the prefill out, and is what the cost mod
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict
 from statistics import median
@@ -20,14 +21,17 @@ from spectrain.intervals import ratio_of_ratios_interval
 from spectrain.measures import pooled_rate
 
 Samples = Sequence[dict[str, Any]]
+PARTS = ("draft_s", "verify_s", "overhead_s")
+EARLIER = "batches were measured by an earlier version; delete load.jsonl and measure again"
 
 
 def summarise_load(lines: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """Raw lines of ``load.measure_load``, by batch size → the numbers.
 
     Returns:
-        ``batches``, ``context_tokens``; ``verification``: median seconds of forwards by batch, context and k, and v,
-        their ratio to a plain step behind as much context; ``lines``: the straight lines nearest to them;
+        ``batches``, ``context_tokens``; ``verification``: median seconds of forwards by batch (also of sizes in which
+        nothing was decoded), context and k, and v, their ratio to a plain step behind as much context; ``lines``: the
+        straight lines nearest to them;
         ``drafting``: what rounds consist of; ``rows``: rates of every contender by batch; ``crossovers`` and
         ``largest_paying_batch`` by contender; ``by_batch``: the verdict at each batch size.
     """
@@ -35,14 +39,14 @@ def summarise_load(lines: Sequence[dict[str, Any]]) -> dict[str, Any]:
     samples = [sample for line in lines for sample in line["samples"]]
     rates = summarise(samples)
     return {
-        "batches": [line["batch"] for line in lines],
+        "batches": [line["batch"] for line in lines if line["samples"]],
         "context_tokens": sorted({row["context"] for row in verification}),
         "verification": verification,
         "lines": _lines(verification),
         "drafting": [row for line in lines for row in _drafting(line)],
         **rates,
         "largest_paying_batch": {c["contender"]: c["largest_paying_batch"] for c in rates["crossovers"]},
-        "by_batch": [_verdict([s for s in samples if s["batch"] == line["batch"]]) for line in lines],
+        "by_batch": [_verdict(line["samples"]) for line in lines if line["samples"]],
     }
 
 
@@ -80,13 +84,15 @@ def _lines(verification: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def _drafting(line: dict[str, Any]) -> list[dict[str, Any]]:
-    """Means over rounds of each contender: seconds of the parts; c and o in plain steps of the same batch."""
-    names = list(dict.fromkeys(part["contender"] for part in line["parts"]))
-    summed = {name: _summed([p for p in line["parts"] if p["contender"] == name]) for name in names}
-    summed = {name: total for name, total in summed.items() if total["rounds"]}
-    if PLAIN not in summed:  # every answer ended with its first token
-        return []
-    step = (summed[PLAIN]["verify_s"] + summed[PLAIN]["overhead_s"]) / summed[PLAIN]["rounds"]
+    """Means over rounds of each contender: seconds of the parts, tokens proposed by a request, tokens of a request in
+    the forward; rounds of 1, 2, 3 or 4, 5 to 8, ... requests together."""
+    found: dict[tuple[str, int], Counter[str]] = {}
+    for part in line["parts"]:
+        if "running" not in part:
+            raise SpectrainError(EARLIER)
+        total = found.setdefault((part["contender"], (part["running"] - 1).bit_length()), Counter())
+        total.update({name: part[name] for name in ("rounds", "proposed", "rows", *PARTS)})
+        total["requests"] += part["running"] * part["rounds"]
     return [
         {
             "contender": name,
@@ -94,19 +100,10 @@ def _drafting(line: dict[str, Any]) -> list[dict[str, Any]]:
             "rounds": total["rounds"],
             "running": total["requests"] / total["rounds"],
             "proposed_per_round": total["proposed"] / total["requests"],
-            "rows": total["rows"] / total["rounds"],
-            **{part: total[part] / total["rounds"] for part in ("draft_s", "verify_s", "overhead_s")},
-            "c": total["draft_s"] / total["rounds"] / step * total["requests"] / total["proposed"]
-            if total["proposed"]
-            else None,
-            "o": total["overhead_s"] / total["rounds"] / step,
+            **{part: total[part] / total["rounds"] for part in ("rows", *PARTS)},
         }
-        for name, total in summed.items()
+        for (name, _), total in sorted(found.items())
     ]
-
-
-def _summed(parts: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    return {key: sum(part[key] for part in parts) for key in parts[0] if key != "contender"}
 
 
 # --- rates --------------------------------------------------------------------------------------------------------
@@ -164,7 +161,7 @@ def _by_running(samples: Samples) -> dict[str, float]:
     found: dict[str, float] = {}
     for sample in samples:
         if "rounds_by_running" not in sample:
-            raise SpectrainError("batches were measured by an earlier version; delete load.jsonl and measure again")
+            raise SpectrainError(EARLIER)
         for running, rounds in sample["rounds_by_running"]:
             found[str(running)] = found.get(str(running), 0) + rounds
     return dict(sorted(found.items(), key=lambda item: int(item[0])))

@@ -19,14 +19,16 @@ def round_s(name, batch):
     return forward(batch, k + 1) + k * DRAFT + OVER
 
 
-def line(batch, *, lost=0.0, groups=8, ending=False):
+def line(batch, *, lost=0.0, groups=8, ending=False, decoded=True):
     """What a server with these costs gives; ``lost``: a share of every round that no part accounts for; ``ending``:
-    half of the requests end half-way."""
+    half of the requests end half-way; without ``decoded`` only forwards were timed."""
     verification = [{"context": 64, "rows": r, "seconds": [forward(batch, r)] * 3} for r in (1, 4, 6)]
     parts, samples = [], []
+    if not decoded:
+        return {"batch": batch, "verification": verification, "parts": parts, "samples": samples}
     for name in ("plain", *TAU):
         k = 0 if name == "plain" else int(name[-1])
-        parts.append({"contender": name, "rounds": 10, "requests": 10 * batch, "proposed": 10 * batch * k,
+        parts.append({"contender": name, "running": batch, "rounds": 10, "proposed": 10 * batch * k,
                       "rows": 10 * (k + 1), "draft_s": 10 * k * DRAFT, "verify_s": 10 * forward(batch, k + 1),
                       "overhead_s": 10 * OVER})  # fmt: skip
         steps = (TOKENS - 1) / TAU.get(name, 1.0)
