@@ -38,19 +38,26 @@ def cost_model(samplers: Sequence[Row], load: Mapping[str, Any] | None, request_
         ``alpha`` (as if all positions accepted alike), ``break_even_alpha`` and ``break_even_c`` (null: none is
         enough); ``best_k`` (0: off); ``unaccounted``, a share of the decode time; ``by_batch``: the same by batch size,
         where batches were measured with this sampler; and ``best_k_by_batch``.
-        ``largest_difference`` between predicted and measured, for ``single`` requests and ``by_batch``; and
+        ``largest_difference`` between predicted and measured, for ``single`` requests, of single requests
+        ``from_larger_k`` (a shorter chain told by the longest of its drafter) and ``by_batch``; and
         ``goodput`` at each request rate (null without rates or load).
     """
-    chains = [
-        _chain(sampler, contender, load if load and load["sampler"] == sampler["name"] else None)
+    lawful = [
+        (sampler, contender)
         for sampler in samplers
         for contender in sampler["contenders"]
         if contender["k"] and not contender["lossy"]
+    ]
+    siblings = [contender["pooled"]["cost"]["from_sibling"] for _, contender in lawful]
+    chains = [
+        _chain(sampler, contender, load if load and load["sampler"] == sampler["name"] else None)
+        for sampler, contender in lawful
     ]
     return {
         "chains": chains,
         "largest_difference": {
             "single": _largest(chains),
+            "from_larger_k": _largest(row for row in siblings if row),
             "by_batch": _largest(row for chain in chains for row in chain["by_batch"]),
         },
         "goodput": goodput(load, request_rates) if load and request_rates else None,

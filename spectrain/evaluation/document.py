@@ -170,7 +170,7 @@ _COST_MODEL = {
             "by_batch": [{"batch": None, "running": None, **_CHAIN_COSTS}],
         }
     ],
-    "largest_difference": {"single": None, "by_batch": None},
+    "largest_difference": dict.fromkeys(("single", "from_larger_k", "by_batch")),
     "goodput?": [
         {
             **dict.fromkeys(("request_rate", "prompt_tokens", "answer_tokens", "sentence")),

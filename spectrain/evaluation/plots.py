@@ -32,19 +32,18 @@ def sampler_plots(block: dict[str, Any], name: str) -> list[Plot]:
     drafters = [c for c in block["contenders"] if c["shape"] is not None]
     if not drafters:
         return []
+    many, markers = len(drafters), len(drafters) * len(drafters[0]["by_kind"])
     plots = [
-        ("Speedup by contender", _SPEEDUP, _draw_speedup, drafters),
-        ("Decode speedup by kind", _BY_KIND, _draw_kinds, drafters),
-        ("Marginal survival by position", _SURVIVAL, draw_survival, drafters),
-        ("Conditional acceptance by position", _CONDITIONAL, draw_conditional, drafters),
-        ("Accepted prefix length", _PREFIX, draw_prefixes, drafters),
-        ("Where the time goes", _TIME, _draw_time, block["contenders"]),
+        ("Speedup by contender", _SPEEDUP, _draw_speedup, drafters, many),
+        ("Decode speedup by kind", _BY_KIND, _draw_kinds, drafters, max(many, markers // 2)),  # half as high as a bar
+        ("Marginal survival by position", _SURVIVAL, draw_survival, drafters, many),
+        ("Conditional acceptance by position", _CONDITIONAL, draw_conditional, drafters, many),
+        ("Accepted prefix length", _PREFIX, draw_prefixes, drafters, many),
+        ("Where the time goes", _TIME, _draw_time, block["contenders"], many + 1),
     ]
     return [
-        Plot(
-            title, caption, draw_svg(draw, content, f"{name}-{number}", title, rows=len(content), lossy=_lossy(content))
-        )
-        for number, (title, caption, draw, content) in enumerate(plots)
+        Plot(title, caption, draw_svg(draw, content, f"{name}-{number}", title, rows=rows, lossy=_lossy(content)))
+        for number, (title, caption, draw, content, rows) in enumerate(plots)
     ]
 
 

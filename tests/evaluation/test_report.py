@@ -122,7 +122,11 @@ def test_plots_are_deterministic(document, page):
 def plain_alone(document):
     """Nothing else was measured: no load, no law test."""
     document["samplers"][0]["verdict"]["overall"] |= {"up_to_batch": None, "would_change": "a drafter"}
-    costs = {"chains": [], "largest_difference": {"single": None, "by_batch": None}, "goodput": None}
+    costs = {
+        "chains": [],
+        "largest_difference": {"single": None, "from_larger_k": None, "by_batch": None},
+        "goodput": None,
+    }
     return document | {"load": None, "cost_model": costs}
 
 
