@@ -13,7 +13,7 @@ import os
 import random
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -56,6 +56,16 @@ class Load:
         shapes = [entry.at(self.sampler).shape for entry in self.entries]
         return sorted({1, *(shape.nodes + 1 for shape in shapes if shape is not None)})
 
+    def cached(self, size: int) -> dict[int, list[int]]:
+        """Cached tokens of each request of a batch, by the context asked for; unless one is, what the measured prompts
+        have half-way through an answer: on average, and spread over the batch as their lengths are."""
+        if self.config.context:
+            return {context: [context] * size for context in sorted(set(self.config.context))}
+        lengths = sorted(len(prompt.ids) for prompt in self.prompts)
+        spread = [lengths[int((i + 0.5) / size * len(lengths))] for i in range(size)]
+        half = self.max_new_tokens // 2
+        return {round(sum(lengths) / len(lengths)) + half: [length + half for length in spread]}
+
 
 def load_block(target: Target, entries: Sequence[Contender], conversations: Sequence[Conversation],
                config: AcceptanceConfig, folder: Path, identity: dict[str, Any], *,
@@ -65,9 +75,6 @@ def load_block(target: Target, entries: Sequence[Contender], conversations: Sequ
     prompts = prompts_of(target, conversations, config.conversations, config.max_new_tokens, config.seed)
     load = _load_of(entries, prompts, config)
     prompt_tokens = sum(len(prompt.ids) for prompt in prompts) / len(prompts)
-    if not load.config.context:
-        middle = max(1, round(prompt_tokens + config.max_new_tokens / 2))
-        load = replace(load, config=load.config.model_copy(update={"context": (middle,)}))
     lines = measure_load(target, load, folder, identity, progress=progress)
     return {
         "sampler": load.sampler.describe(),
@@ -131,11 +138,13 @@ def measure_batch(
     rng = random.Random(f"{load.seed}/{size}")
     # What is timed part by part lies among what counts: a machine is not equally fast all the time.
     groups = rng.sample([None] * TIMED_GROUPS + list(range(load.config.groups)), k=TIMED_GROUPS + load.config.groups)
-    total = len(load.config.context) + len(groups) * len(load.entries) * decoded
+    contexts = load.cached(size)
+    total = len(contexts) + len(groups) * len(load.entries) * decoded
     with tqdm(total=total, desc=f"batch {size}", unit="run", disable=not progress) as bar:
-        verification = []
-        for context in sorted(set(load.config.context)):
-            verification += verification_seconds(target, size, load.rows(), context, load.config.repeats, load.seed)
+        verification: list[dict[str, Any]] = []
+        for context, cached in contexts.items():
+            costs = verification_seconds(target, cached, load.rows(), load.config.repeats, load.seed)
+            verification += [{"context": context, **cost} for cost in costs]
             bar.update()
         parts: list[dict[str, Any]] = []
         samples: list[dict[str, Any]] = []

@@ -20,7 +20,7 @@ class LoadConfig(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
     batch: tuple[Batch, ...] = Field((1, 2, 4, 8, 16), min_length=1, description="requests a batch")
     context: tuple[Context, ...] = Field(
-        (), description="cached tokens behind a verification; default what the measured requests have in the middle"
+        (), description="cached tokens behind a verification; default as the measured requests have them half-way"
     )
     groups: int = Field(8, ge=2, description="batches of each size")
     repeats: int = Field(15, ge=1, description="forwards for each verification cost")

@@ -66,12 +66,24 @@ def test_verification_is_timed_for_every_length_in_turn(target, monkeypatch):
         return forward(ids, cache=cache, layout=layout)
 
     monkeypatch.setattr(target, "forward", spy)
-    costs = verification_seconds(target, 3, [1, 2, 4], 10, 2, 0)
-    assert [(cost["context"], cost["rows"], len(cost["seconds"])) for cost in costs] == [(10, r, 2) for r in (1, 2, 4)]
+    costs = verification_seconds(target, [10, 7, 9], [1, 2, 4], 2, 0)
+    assert [(cost["rows"], len(cost["seconds"])) for cost in costs] == [(r, 2) for r in (1, 2, 4)]
     forwards = [call for call in seen if call[1] != 10]
-    # A warm-up and two repeats of three forwards, all behind the same ten tokens.
+    # A warm-up and two repeats of three forwards, all behind the same tokens.
     assert len(forwards) == 3 * 3
-    assert all(lengths == (10,) * 3 and batch == 3 for batch, _, lengths in forwards)
+    assert all(lengths == (10, 7, 9) and batch == 3 for batch, _, lengths in forwards)
+
+
+def test_cached_tokens_are_spread_as_the_prompts_are(settings):
+    """A batch is as wide as its longest request: an average of all would be too cheap."""
+    prompts = [replace(PROMPTS[0], ids=[1] * length) for length in (10, 10, 10, 10, 10, 10, 10, 90)]
+    load = replace(settings, prompts=prompts, max_new_tokens=8, config=LoadConfig(batch=(1,)))
+    assert load.cached(1) == {24: [14]}
+    assert load.cached(2) == {24: [14, 14]}
+    assert load.cached(8) == {24: [14] * 7 + [94]}
+    assert load.cached(16) == {24: [14] * 14 + [94] * 2}
+    asked = replace(load, config=LoadConfig(batch=(1,), context=(50, 20)))
+    assert asked.cached(3) == {20: [20] * 3, 50: [50] * 3}
 
 
 def test_costs_are_told_by_batch_context_and_length(measured):
