@@ -16,7 +16,6 @@ of the measured rounds themselves: they add up, and the difference only says tha
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -125,18 +124,20 @@ def _best_k(longest: Row, v: Any, c: float | None = None, o: float | None = None
 
 
 class Rounds:
-    """Seconds of rounds by how many requests share them, from ``load``, with the context that its answers have on
-    average; ``batch``: whose plain steps say what a forward takes in decoding."""
+    """Seconds of rounds by how many requests share them, by what was timed in and among batches of ``batch``, with the
+    context that answers have on average."""
 
     def __init__(self, load: Mapping[str, Any], batch: int) -> None:
-        self._parts = {name: _pooled([r for r in load["drafting"] if r["contender"] == name]) for name in _names(load)}
+        drafting = [row for row in load["drafting"] if row["batch"] == batch]
+        self._parts = {name: [r for r in drafting if r["contender"] == name] for name in _names(load)}
         lengths = [row["answer_tokens"] for row in load["rows"] if row["contender"] == PLAIN]
         context = load["prompt_tokens"] + sum(lengths) / len(lengths) / 2
+        among = [row for row in load["verification"] if row["among"] == batch]
         self._forwards = {
-            size: [(rows, interpolate(points, context)) for rows, points in _by_rows(load, size).items()]
-            for size in {row["batch"] for row in load["verification"]}
+            size: [(rows, interpolate(points, context)) for rows, points in _by_rows(among, size).items()]
+            for size in {row["batch"] for row in among}
         }
-        plain = [row for row in load["drafting"] if (row["contender"], row["batch"]) == (PLAIN, batch)]
+        plain = self._parts[PLAIN]
         alone = sum(row["rounds"] * self._forward_s(1, row["running"]) for row in plain)
         self._scale = sum(row["rounds"] * row["verify_s"] for row in plain) / alone if alone else 1.0
 
@@ -176,22 +177,10 @@ def _names(load: Mapping[str, Any]) -> list[str]:
     return list(dict.fromkeys(row["contender"] for row in load["rows"]))
 
 
-def _pooled(rows: Sequence[Row]) -> list[Row]:
-    """Rounds of about as many requests, of all batch sizes they come from, together."""
-    alike: dict[int, list[Row]] = {}
-    for row in rows:
-        alike.setdefault(math.ceil(math.log2(row["running"])), []).append(row)
-    names = ("running", "proposed_per_round", "rows", "draft_s", "overhead_s")
-    return [
-        {name: sum(r["rounds"] * r[name] for r in own) / sum(r["rounds"] for r in own) for name in names}
-        for own in alike.values()
-    ]
-
-
-def _by_rows(load: Mapping[str, Any], batch: int) -> dict[int, list[tuple[float, float]]]:
+def _by_rows(forwards: Sequence[Row], batch: int) -> dict[int, list[tuple[float, float]]]:
     """Tokens of a request in a forward → (context, seconds)."""
     found: dict[int, list[tuple[float, float]]] = {}
-    for row in load["verification"]:
+    for row in forwards:
         if row["batch"] == batch:
             found.setdefault(row["rows"], []).append((row["context"], row["seconds"]))
     return found

@@ -124,7 +124,7 @@ _LOAD = {
     **dict.fromkeys(("sampler", "groups", "repeats", "max_new_tokens", "prompt_tokens")),
     "batches": [None],
     "context_tokens": [None],
-    "verification": [dict.fromkeys(("batch", "context", "k", "rows", "seconds", "v"))],
+    "verification": [dict.fromkeys(("among", "batch", "context", "k", "rows", "seconds", "v"))],
     "lines": [dict.fromkeys(("batch", "context", "points", "floor_s", "seconds_per_row", "largest_residual"))],
     "drafting": [
         {

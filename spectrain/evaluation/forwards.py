@@ -1,9 +1,9 @@
-"""What a forward takes by itself, by the requests in it and the tokens of each."""
+"""What forwards take by themselves, by the requests in them, the tokens of each, and the tokens cached behind it."""
 
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -12,12 +12,41 @@ from spectrain.evaluation.workbench import Stopwatch
 from spectrain.target import Target
 
 
+class Forwards:
+    """Seconds of forwards of ``rows`` tokens a request, for batches of ``largest`` requests and of the powers of two
+    below. ``cached(size)`` says by context how many tokens each request of a batch has cached."""
+
+    def __init__(self, target: Target, rows: Sequence[int], cached: Callable[[int], Mapping[int, Sequence[int]]],
+                 largest: int, seed: int) -> None:  # fmt: skip
+        self._target, self._rows, self._cached, self._seed, self._repeats = target, rows, cached, seed, 0
+        self._sizes = sorted({largest, *(2**i for i in range(largest.bit_length()))})
+        self._seconds: dict[tuple[int, int, int], list[float]] = {}
+
+    def time(self, repeats: int) -> None:
+        """As many of each as are missing from ``repeats``."""
+        missing, self._repeats = repeats - self._repeats, repeats
+        if not missing:
+            return
+        for size in self._sizes:
+            for context, cached in self._cached(size).items():
+                costs = verification_seconds(self._target, cached, self._rows, missing, self._seed)
+                for rows, seconds in costs.items():
+                    self._seconds.setdefault((size, context, rows), []).extend(seconds)
+
+    def found(self) -> list[dict[str, Any]]:
+        """Rows of ``batch``, ``context``, ``rows`` and ``seconds``, those of every repeat."""
+        names = ("batch", "context", "rows")
+        return [dict(zip(names, key, strict=True)) | {"seconds": seconds} for key, seconds in self._seconds.items()]
+
+
 @torch.inference_mode()
 def verification_seconds(target: Target, cached: Sequence[int], rows: Sequence[int], repeats: int,
-                         seed: int) -> list[dict[str, Any]]:  # fmt: skip
-    """Seconds of every one of ``repeats`` forwards of ``rows`` tokens a request, head included, of requests with so
-    many ``cached`` tokens each: unlike lengths need a mask, and are as wide as the longest. Forwards take turns; the
-    text is random tokens, which does not matter to the time."""
+                         seed: int) -> dict[int, list[float]]:  # fmt: skip
+    """By ``rows``: seconds of every one of ``repeats`` forwards of so many tokens a request, head included.
+
+    Requests have ``cached`` tokens each: unlike lengths need a mask, and are as wide as the longest. Forwards take
+    turns; the text is random tokens, which does not matter to the time.
+    """
     rng, generator = random.Random(seed), torch.Generator().manual_seed(seed)
     cache = target.new_cache()
     target.tap(())
@@ -33,7 +62,7 @@ def verification_seconds(target: Target, cached: Sequence[int], rows: Sequence[i
             cache.rollback(cached)
             if repeat:  # the first is the warm-up
                 seconds[count].append(watch.seconds)
-    return [{"rows": count, "seconds": taken} for count, taken in seconds.items()]
+    return seconds
 
 
 def _ids(target: Target, batch: int, count: int, generator: torch.Generator) -> torch.Tensor:

@@ -2,8 +2,9 @@
 
 A target step that decodes few requests waits for its weights, so verifying k + 1 tokens costs little more than one;
 the more requests share a step, the nearer it comes to k + 1 times as much. A batch shrinks as its answers end, so that
-forwards are timed at the sizes below, too. Raw numbers are kept in ``load.jsonl``, a line for each batch size; an
-interrupted measurement goes on with the next size, and sizes may be added later.
+forwards are timed at the sizes below, too; all in turn with decoding, for a machine is not equally fast all the time.
+Raw numbers are kept in ``load.jsonl``, a line for each batch size; an interrupted measurement goes on with the next
+size, and sizes may be added later.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import json
 import os
 import random
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -25,7 +26,7 @@ from spectrain.data.conversations import Conversation
 from spectrain.decoding import Decoding, Generation, Round
 from spectrain.errors import SpectrainError
 from spectrain.evaluation.contenders import AcceptanceConfig, Contender
-from spectrain.evaluation.forwards import verification_seconds
+from spectrain.evaluation.forwards import Forwards
 from spectrain.evaluation.leaves import PLAIN
 from spectrain.evaluation.load_config import LoadConfig
 from spectrain.evaluation.load_summary import summarise_load
@@ -100,8 +101,7 @@ def _load_of(entries: Sequence[Contender], prompts: Sequence[Prompt], config: Ac
 
 def measure_load(target: Target, load: Load, folder: Path, identity: dict[str, Any], *,
                  progress: bool = True) -> list[dict[str, Any]]:  # fmt: skip
-    """A line for every batch size asked for and for the powers of two below, whose forwards alone are timed; smallest
-    first, also kept in ``folder/load.jsonl``.
+    """A line for every batch size asked for, smallest first, also kept in ``folder/load.jsonl``.
 
     ``identity`` names what is measured; a folder begun with another, or other settings, is an error.
     """
@@ -117,12 +117,11 @@ def measure_load(target: Target, load: Load, folder: Path, identity: dict[str, A
         "threads": torch.get_num_threads(),
         **identity,
     }
-    asked = set(load.config.batch)
-    sizes = sorted({*asked, *(2**i for i in range(max(asked).bit_length()))})
-    lines = _resume(folder, key, asked)
+    sizes = sorted(set(load.config.batch))
+    lines = _resume(folder, key, sizes)
     for size in sizes:
-        if size not in lines or (size in asked and not lines[size]["samples"]):
-            lines[size] = measure_batch(target, load, size, decoded=size in asked, progress=progress)
+        if size not in lines:
+            lines[size] = measure_batch(target, load, size, progress=progress)
             with (folder / LOAD_FILE).open("a", encoding="utf-8") as out:
                 out.write(json.dumps(lines[size]) + "\n")
                 out.flush()
@@ -130,39 +129,30 @@ def measure_load(target: Target, load: Load, folder: Path, identity: dict[str, A
     return [lines[size] for size in sizes]
 
 
-def measure_batch(
-    target: Target, load: Load, size: int, *, decoded: bool = True, progress: bool = True
-) -> dict[str, Any]:
-    """Raw numbers of one batch size: ``verification`` forwards, ``parts`` of rounds, and decoded ``samples``; the
-    latter two are empty unless ``decoded``."""
+def measure_batch(target: Target, load: Load, size: int, *, progress: bool = True) -> dict[str, Any]:
+    """Raw numbers of one batch size: ``verification`` forwards, of it and of the powers of two below, ``parts`` of
+    rounds, and decoded ``samples``."""
     rng = random.Random(f"{load.seed}/{size}")
-    # What is timed part by part lies among what counts: a machine is not equally fast all the time.
     groups = rng.sample([None] * TIMED_GROUPS + list(range(load.config.groups)), k=TIMED_GROUPS + load.config.groups)
-    contexts = load.cached(size)
-    total = len(contexts) + len(groups) * len(load.entries) * decoded
-    with tqdm(total=total, desc=f"batch {size}", unit="run", disable=not progress) as bar:
-        verification: list[dict[str, Any]] = []
-        for context, cached in contexts.items():
-            costs = verification_seconds(target, cached, load.rows(), load.config.repeats, load.seed)
-            verification += [{"context": context, **cost} for cost in costs]
-            bar.update()
-        parts: list[dict[str, Any]] = []
-        samples: list[dict[str, Any]] = []
-        if decoded:
+    parts: list[dict[str, Any]] = []
+    samples: list[dict[str, Any]] = []
+    forwards = Forwards(target, load.rows(), load.cached, size, load.seed)
+    with tqdm(total=len(groups) * len(load.entries), desc=f"batch {size}", unit="run", disable=not progress) as bar:
+        for entry in load.entries:
+            _decode(target, load, entry, _draw(rng, load.prompts, size), limit=WARM_UP)
+        for done, group in enumerate(groups, 1):
+            chosen, found = _draw(rng, load.prompts, size), {}
+            for entry in rng.sample(list(load.entries), len(load.entries)):
+                bar.set_postfix_str(entry.name)
+                found[entry.name] = _decode(target, load, entry, chosen, timed=group is None)
+                bar.update()
             for entry in load.entries:
-                _decode(target, load, entry, _draw(rng, load.prompts, size), limit=WARM_UP)
-            for group in groups:
-                chosen, found = _draw(rng, load.prompts, size), {}
-                for entry in rng.sample(list(load.entries), len(load.entries)):
-                    bar.set_postfix_str(entry.name)
-                    found[entry.name] = _decode(target, load, entry, chosen, timed=group is None)
-                    bar.update()
-                for entry in load.entries:
-                    if group is None:
-                        parts += _parts(entry, found[entry.name])
-                    else:
-                        samples.append(_sample(load, entry, size, group, chosen, found))
-    return {"batch": size, "verification": verification, "parts": parts, "samples": samples}
+                if group is None:
+                    parts += _parts(entry, found[entry.name])
+                else:
+                    samples.append(_sample(load, entry, size, group, chosen, found))
+            forwards.time(load.config.repeats * done // len(groups))
+    return {"batch": size, "verification": forwards.found(), "parts": parts, "samples": samples}
 
 
 # --- what it yields -----------------------------------------------------------------------------------------------
@@ -268,7 +258,7 @@ def check_context(target: Target, load: Load) -> None:
         )
 
 
-def _resume(folder: Path, key: dict[str, Any], asked: Iterable[int]) -> dict[int, dict[str, Any]]:
+def _resume(folder: Path, key: dict[str, Any], sizes: Sequence[int]) -> dict[int, dict[str, Any]]:
     """Lines by batch size of an earlier measurement with the same key."""
     folder.mkdir(parents=True, exist_ok=True)
     file, sidecar = folder / LOAD_FILE, folder / LOAD_KEY
@@ -279,9 +269,7 @@ def _resume(folder: Path, key: dict[str, Any], asked: Iterable[int]) -> dict[int
     found = json.loads(sidecar.read_text(encoding="utf-8")) if sidecar.exists() else {}
     lines = {line["batch"]: line for line in map(json.loads, whole_lines(file))}
     key = json.loads(json.dumps(key))
-    finished = all(
-        size in lines and lines[size]["samples"] for size in asked
-    )  # nothing more is timed, so this process's threads do not matter
+    finished = all(size in lines for size in sizes)  # nothing more is timed, so this process's threads do not matter
     if found != key and not (finished and {**found, "threads": key["threads"]} == key):
         raise SpectrainError(
             f"{file} was measured with other settings, its own against these: {first_difference(found, key)}; "

@@ -53,10 +53,11 @@ def _draw_speed(figure: Figure, load: Mapping[str, Any]) -> None:
 
 def _draw_costs(figure: Figure, load: Mapping[str, Any]) -> None:
     axes = figure.subplots()
-    series = sorted({(cost["context"], cost["k"]) for cost in load["verification"] if cost["k"]})
+    costs = [cost for cost in load["verification"] if cost["batch"] == cost["among"]]
+    series = sorted({(cost["context"], cost["k"]) for cost in costs if cost["k"]})
     several = len({context for context, _ in series}) > 1
     for (context, k), colour, marker, line in styled(series):
-        own = [c for c in load["verification"] if (c["context"], c["k"]) == (context, k)]
+        own = [c for c in costs if (c["context"], c["k"]) == (context, k)]
         own.sort(key=lambda cost: cost["batch"])
         label = f"k={k}" + (f", {context} cached" if several else "")
         axes.plot([c["batch"] for c in own], [c["v"] for c in own], color=colour, linestyle=line, marker=marker,
@@ -64,5 +65,5 @@ def _draw_costs(figure: Figure, load: Mapping[str, Any]) -> None:
     axes.axhline(1, color=INK, linewidth=1)
     axes.set_ylabel("plain steps")
     axes.set_ylim(bottom=0)
-    _batches(axes, sorted({cost["batch"] for cost in load["verification"]}))
+    _batches(axes, sorted({cost["batch"] for cost in costs}))
     legend(figure)

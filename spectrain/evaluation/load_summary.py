@@ -29,8 +29,8 @@ def summarise_load(lines: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """Raw lines of ``load.measure_load``, by batch size → the numbers.
 
     Returns:
-        ``batches``, ``context_tokens``; ``verification``: median seconds of forwards by batch (also of sizes in which
-        nothing was decoded), context and k, and v, their ratio to a plain step behind as much context; ``lines``: the
+        ``batches``, ``context_tokens``; ``verification``: median seconds of forwards by batch, context and k, timed
+        ``among`` batches of one size, and v, their ratio to a plain step behind as much context; ``lines``: the
         straight lines nearest to them;
         ``drafting``: what rounds consist of; ``rows``: rates of every contender by batch; ``crossovers`` and
         ``largest_paying_batch`` by contender; ``by_batch``: the verdict at each batch size.
@@ -39,14 +39,14 @@ def summarise_load(lines: Sequence[dict[str, Any]]) -> dict[str, Any]:
     samples = [sample for line in lines for sample in line["samples"]]
     rates = summarise(samples)
     return {
-        "batches": [line["batch"] for line in lines if line["samples"]],
+        "batches": [line["batch"] for line in lines],
         "context_tokens": sorted({row["context"] for row in verification}),
         "verification": verification,
-        "lines": _lines(verification),
+        "lines": _lines(own_forwards(verification)),
         "drafting": [row for line in lines for row in _drafting(line)],
         **rates,
         "largest_paying_batch": {c["contender"]: c["largest_paying_batch"] for c in rates["crossovers"]},
-        "by_batch": [_verdict(line["samples"]) for line in lines if line["samples"]],
+        "by_batch": [_verdict(line["samples"]) for line in lines],
     }
 
 
@@ -54,13 +54,19 @@ def summarise_load(lines: Sequence[dict[str, Any]]) -> dict[str, Any]:
 
 
 def _verification(line: dict[str, Any]) -> list[dict[str, Any]]:
-    step = {cost["context"]: median(cost["seconds"]) for cost in line["verification"] if cost["rows"] == 1}
-    rows = []
-    for cost in line["verification"]:
-        seconds = median(cost["seconds"])
-        where = {"batch": line["batch"], "context": cost["context"], "k": cost["rows"] - 1, "rows": cost["rows"]}
-        rows.append({**where, "seconds": seconds, "v": seconds / step[cost["context"]]})
-    return rows
+    if any("batch" not in cost for cost in line["verification"]):
+        raise SpectrainError(EARLIER)
+    taken = {(c["batch"], c["context"], c["rows"]): median(c["seconds"]) for c in line["verification"]}
+    return [
+        {"among": line["batch"], "batch": batch, "context": context, "k": rows - 1, "rows": rows, "seconds": seconds,
+         "v": seconds / taken[batch, context, 1]}
+        for (batch, context, rows), seconds in taken.items()
+    ]  # fmt: skip
+
+
+def own_forwards(verification: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Of each batch size what was timed among its own batches."""
+    return [row for row in verification if row["batch"] == row["among"]]
 
 
 def _lines(verification: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -230,7 +236,7 @@ def _at(row: dict[str, Any]) -> str:
 def render(document: dict[str, Any]) -> str:
     """The document as two Markdown tables and the crossovers as sentences."""
     batches = sorted({row["batch"] for row in document["rows"]})
-    costs, rows = document["verification"], document["rows"]
+    costs, rows = own_forwards(document["verification"]), document["rows"]
     lengths = sorted({cost["k"] for cost in costs})
 
     def v(k: int) -> list[str]:

@@ -144,8 +144,11 @@ def _load(chains: list[dict[str, Any]]) -> dict[str, Any]:
     crossovers = [{"contender": c["contender"], "drafter": c["drafter"], "k": c["k"], "largest_paying_batch": 4,
                    "sentence": f"{c['contender']} pays up to batch 4 (1.24 times as fast)."}
                   for c in chains]  # fmt: skip
-    costs = [{"batch": b, "context": context, "k": k, "rows": k + 1, "seconds": 0.06 * b**0.3 * (1 + 0.05 * k * b),
-              "v": 1 + 0.05 * k * b} for b in batches for context in (256, 1024) for k in (0, 3, 5)]  # fmt: skip
+    costs = [
+        {"among": b, "batch": b, "context": context, "k": k, "rows": k + 1,
+         "seconds": 0.06 * b**0.3 * (1 + 0.05 * k * b), "v": 1 + 0.05 * k * b}
+        for b in batches for context in (256, 1024) for k in (0, 3, 5)
+    ]  # fmt: skip
     verdicts = [{"batch": b, "decision": "on" if b < 8 else "off",
                  "contender": chains[0]["contender"] if b < 8 else None,
                  "k": chains[0]["k"] if b < 8 else 0, "reason": "the interval lies above 1", "comparisons": 3,

@@ -19,13 +19,13 @@ def round_s(name, batch):
     return forward(batch, k + 1) + k * DRAFT + OVER
 
 
-def line(batch, *, lost=0.0, groups=8, ending=False, decoded=True):
+def line(batch, *, lost=0.0, groups=8, ending=False, below=True):
     """What a server with these costs gives; ``lost``: a share of every round that no part accounts for; ``ending``:
-    half of the requests end half-way; without ``decoded`` only forwards were timed."""
-    verification = [{"context": 64, "rows": r, "seconds": [forward(batch, r)] * 3} for r in (1, 4, 6)]
+    half of the requests end half-way; without ``below`` no smaller forwards were timed."""
+    sizes = {batch, *(2**i for i in range(batch.bit_length() if below else 0))}
+    verification = [{"batch": size, "context": 64, "rows": r, "seconds": [forward(size, r)] * 3}
+                    for size in sorted(sizes) for r in (1, 4, 6)]  # fmt: skip
     parts, samples = [], []
-    if not decoded:
-        return {"batch": batch, "verification": verification, "parts": parts, "samples": samples}
     for name in ("plain", *TAU):
         k = 0 if name == "plain" else int(name[-1])
         parts.append({"contender": name, "running": batch, "rounds": 10, "proposed": 10 * batch * k,

@@ -14,7 +14,7 @@ from jsonschema import Draft202012Validator
 
 from spectrain.drafters.ngram import NgramConfig, NgramDrafter
 from spectrain.errors import SpectrainError
-from spectrain.evaluation import load
+from spectrain.evaluation import forwards, load
 from spectrain.evaluation.contenders import contenders
 from spectrain.evaluation.forwards import verification_seconds
 from spectrain.evaluation.load import Load, measure_batch, measure_load
@@ -67,7 +67,7 @@ def test_verification_is_timed_for_every_length_in_turn(target, monkeypatch):
 
     monkeypatch.setattr(target, "forward", spy)
     costs = verification_seconds(target, [10, 7, 9], [1, 2, 4], 2, 0)
-    assert [(cost["rows"], len(cost["seconds"])) for cost in costs] == [(r, 2) for r in (1, 2, 4)]
+    assert {rows: len(seconds) for rows, seconds in costs.items()} == {1: 2, 2: 2, 4: 2}
     forwards = [call for call in seen if call[1] != 10]
     # A warm-up and two repeats of three forwards, all behind the same tokens.
     assert len(forwards) == 3 * 3
@@ -89,16 +89,16 @@ def test_cached_tokens_are_spread_as_the_prompts_are(settings):
 def test_costs_are_told_by_batch_context_and_length(measured):
     found = summarise_load(measured[0])
     assert (found["batches"], found["context_tokens"]) == ([1, 2], [4, 8])
-    assert [(row["batch"], row["context"], row["k"]) for row in found["verification"]] == [
-        (batch, context, k) for batch in (1, 2) for context in (4, 8) for k in (0, 1, 3)
-    ]
+    assert {(row["among"], row["batch"], row["context"], row["k"]) for row in found["verification"]} == {
+        (*sizes, context, k) for sizes in ((1, 1), (2, 1), (2, 2)) for context in (4, 8) for k in (0, 1, 3)
+    }
     assert all(row["v"] == 1.0 for row in found["verification"] if row["k"] == 0)
     assert all(row["seconds"] > 0 for row in found["verification"])
 
 
 def test_the_line_nearest_to_the_forwards_is_found():
     def line(seconds):
-        costs = [{"context": 9, "rows": rows, "seconds": [taken]} for rows, taken in seconds]
+        costs = [{"batch": 2, "context": 9, "rows": rows, "seconds": [taken]} for rows, taken in seconds]
         return {"batch": 2, "verification": costs, "parts": [], "samples": made({2: 1.5})}
 
     (straight,) = summarise_load([line([(1, 0.012), (3, 0.016), (6, 0.022)])])["lines"]
@@ -154,31 +154,22 @@ def test_an_interrupted_measurement_goes_on_with_the_next_size(target, settings,
     assert sizes == [2]
 
 
-def test_forwards_of_smaller_batches_are_timed_too_and_decoding_there_may_follow(
-    target, settings, monkeypatch, tmp_path
-):
-    """Cases where only a batch of 3 was asked for: as its answers end, 2 and 1 remain, and cost less than 3."""
-    decoded = []
-
-    def measure(*arguments, **options):
-        decoded.append((arguments[2], options["decoded"]))
-        return measure_batch(*arguments, **options)
-
-    def of(*batch):
-        return replace(settings, config=settings.config.model_copy(update={"batch": batch}))
-
-    monkeypatch.setattr(load, "measure_batch", measure)
-    lines = measure_load(target, of(3), tmp_path, {"weights": "w"}, progress=False)
-    found = summarise_load(lines)
-    assert decoded == [(1, False), (2, False), (3, True)]
-    assert found["batches"] == [3]
-    assert {row["batch"] for row in found["verification"]} == {1, 2, 3}
-    assert {row["batch"] for row in found["rows"]} == {3}
-    assert [row["batch"] for row in found["by_batch"]] == [3]
-    more = measure_load(target, of(2, 3), tmp_path, {"weights": "w"}, progress=False)
-    assert decoded[3:] == [(2, True)]
-    assert summarise_load(more)["batches"] == [2, 3]
-    assert (more[0], more[2]) == (lines[0], lines[2])
+def test_forwards_of_smaller_batches_are_timed_among_the_groups(target, settings, monkeypatch):
+    """Only a batch of 3 was asked for: as its answers end, 2 and 1 remain, and cost less than 3."""
+    order = []
+    decode, time = load._decode, forwards.verification_seconds
+    monkeypatch.setattr(load, "_decode", lambda *a, **k: order.append("decode") or decode(*a, **k))
+    monkeypatch.setattr(forwards, "verification_seconds", lambda *a, **k: order.append(len(a[1])) or time(*a, **k))
+    line = measure_batch(target, settings, 3, progress=False)
+    # Two repeats of each among seven groups of three contenders, four of them timed by parts; three warm up.
+    assert order.count("decode") == (load.TIMED_GROUPS + 3 + 1) * 3
+    first = order.index(1)
+    assert order[first : first + 6] == [1, 1, 2, 2, 3, 3]  # two contexts
+    assert {"decode"} < set(order[first + 6 :])
+    found = summarise_load([line])
+    assert {(row["among"], row["batch"]) for row in found["verification"]} == {(3, 1), (3, 2), (3, 3)}
+    assert all(len(cost["seconds"]) == 2 for cost in line["verification"])
+    assert {row["batch"] for row in found["lines"]} == {3}
 
 
 def test_a_folder_of_another_target_is_refused(target, settings, measured):
@@ -327,7 +318,8 @@ def test_an_interval_that_includes_1_does_not_pay():
 
 @pytest.fixture
 def document():
-    costs = [{"batch": b, "k": k, "rows": k + 1, "seconds": 0.01 * b, "v": 1 + k / 10} for b in (1, 4) for k in (0, 3)]
+    costs = [{"among": b, "batch": b, "k": k, "rows": k + 1, "seconds": 0.01 * b, "v": 1 + k / 10}
+             for b in (1, 4) for k in (0, 3)]  # fmt: skip
     return {"title": "toy", "verification": costs, **summarise(made({1: 2.0, 4: 0.5}))}
 
 
