@@ -34,7 +34,7 @@ from spectrain.intervals import METHOD
 CONTEXT = {
     "target": ("name",),
     "drafter": ("name",),
-    "traffic": ("name", "digest", "conversations"),
+    "traffic": ("name", "digest", "conversations", "chose_the_step"),
     "device": ("name", "threads", "dtype"),
     "versions": (),
 }
@@ -50,7 +50,8 @@ def summarise(samples: Iterable[Mapping[str, Any]], *, context: Mapping[str, Any
         samples: JSON objects as ``evaluation/acceptance.py`` writes them, one for each conversation, seed,
             contender and sampler (see ``Sample``). They are read once and not kept.
         context: what was measured, and how: ``target``, ``drafter``, ``traffic``, ``device``, ``versions``
-            (see ``CONTEXT`` for their keys; a target that its bundle changed in training has ``derived_from``), any
+            (see ``CONTEXT`` for their keys; a target that its bundle changed in training has ``derived_from``; traffic
+            that ``chose_the_step`` flatters what was trained, see ``manifest.chose_the_step``), any
             other JSON value, optionally ``teacher_forced``: a list of
             {temperature, kind, depth, alpha, interval, positions, conversations}, ``calibration`` and
             ``draft_vocabulary``, ``drafters``, which asks for a leaderboard: what is known of each (see

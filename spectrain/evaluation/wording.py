@@ -182,7 +182,7 @@ def cautions(document: Mapping[str, Any]) -> list[str]:
     """What a reader should hold against the numbers."""
     context, statistics = document["context"], document["statistics"]
     found = []
-    if context["traffic"].get("chose_the_step"):
+    if context["traffic"]["chose_the_step"]:
         found.append(
             "The held-out conversations also chose the training step, which flatters the trained drafter slightly; "
             "measure on conversations that no choice has seen to be rid of it."

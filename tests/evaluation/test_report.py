@@ -31,7 +31,9 @@ def document(simulator):
     forced = [
         simulator.forced_row(kind=kind, depth=depth, alpha=0.8 - 0.1 * depth) for kind in ALPHAS for depth in (1, 2, 3)
     ]
-    return complete(summarise(samples, context=simulator.context | {"teacher_forced": forced}))
+    context = simulator.context | {"teacher_forced": forced}
+    context["traffic"] = context["traffic"] | {"chose_the_step": True}
+    return complete(summarise(samples, context=context))
 
 
 @pytest.fixture(scope="module")
