@@ -92,7 +92,7 @@ class Manifest(_Record):
 
     @model_validator(mode="after")
     def _sections_are_objects(self) -> Manifest:
-        for section in ("target", "data"):
+        for section in ("target", "data", "training"):
             if not isinstance(self.recipe.get(section, {}), dict):
                 raise ValueError(f"recipe.{section} is {self.recipe[section]!r}, expected an object")
         return self
@@ -145,6 +145,16 @@ def target_record(folder: Path | str, manifest: Manifest) -> TargetRecord:
 def template_kwargs(manifest: Manifest) -> dict[str, Any]:
     """The variables of the chat template that the drafter's training chats were rendered with."""
     return dict(manifest.recipe.get("data", {}).get("chat_template_kwargs", {}))
+
+
+def chose_the_step(manifest: Manifest, conversations: str) -> bool:
+    """Whether the conversations with this digest are the held-out ones by which training chose its step or its end.
+
+    They are also recognised with other answers than those that training saw, where these were regenerated.
+    """
+    training, digests = manifest.recipe.get("training", {}), manifest.data_digests
+    chose = training.get("select") == "best" or training.get("patience") is not None
+    return chose and conversations in (digests.get("heldout"), digests.get("heldout_asked"))
 
 
 def public_target(manifest: Manifest) -> TargetRecord:

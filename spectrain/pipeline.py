@@ -58,10 +58,12 @@ class Prepared:
     train_store: FeatureRows
     heldout_store: FeatureRows
     split: str | None = None  # how the held-out part was drawn, where it was
+    asked: str | None = None  # digest of the held-out chats before they were answered anew, where they were
 
     def digests(self) -> dict[str, str]:
         found = {"train": conversations_digest(self.train), "heldout": conversations_digest(self.heldout)}
-        return found | ({"split": self.split} if self.split else {})
+        more = {"split": self.split, "heldout_asked": self.asked}
+        return found | {name: value for name, value in more.items() if value is not None}
 
 
 class Run:
@@ -115,10 +117,10 @@ class Run:
             return self._prepare()
 
     def _prepare(self) -> Prepared:
-        data = self.recipe.data
-        taps = self.recipe.drafter.taps(self.target)
+        data, taps = self.recipe.data, self.recipe.drafter.taps(self.target)
         self._check_context()
         sides = dict(zip(("train", "heldout"), self.conversations(), strict=True))
+        asked = conversations_digest(sides["heldout"]) if self.recipe.regenerate else None
         if self.recipe.regenerate is not None:
             for side, chats in sides.items():
                 path = regenerate(self.target, self.target.identity().digest, chats, self.recipe.regenerate,
@@ -144,7 +146,7 @@ class Run:
         stores = {side: self._features(side, rows[side], keys[side]) for side in sides}
         write_json(self.prepared / "data" / "counts.json", counts)
         return Prepared(**sides, train_rows=rows["train"], heldout_rows=rows["heldout"], train_store=stores["train"],
-                        heldout_store=stores["heldout"], split=self._traffic.split)  # fmt: skip
+                        heldout_store=stores["heldout"], split=self._traffic.split, asked=asked)  # fmt: skip
 
     def _check_context(self) -> None:
         longest, read = self.recipe.data.max_length, self.recipe.drafter.context(self.target)

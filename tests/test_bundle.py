@@ -15,7 +15,7 @@ from spectrain.errors import SpectrainError
 from spectrain.files import file_digest, json_digest
 from spectrain.identity import TargetIdentity, tokenizer_identity
 from spectrain.interop import speculators_eagle3
-from spectrain.manifest import MANIFEST_FILE, name_target, publishable, read_manifest
+from spectrain.manifest import MANIFEST_FILE, chose_the_step, name_target, publishable, read_manifest
 
 TARGET = TargetIdentity("LlamaForCausalLM", "c" * 64, "w" * 64, "org/target", "abc")
 
@@ -380,7 +380,25 @@ def test_components_taken_out_of_a_manifest_are_missed(folder):
     refuse(folder, "tokenizer: .*do not add up to traffic_digest")
 
 
-@pytest.mark.parametrize("section", ["target", "data"])
+@pytest.mark.parametrize("section", ["target", "data", "training"])
 def test_a_recipe_has_sections(folder, section):
     edit_manifest(folder, lambda manifest: manifest["recipe"].update({section: "x"}))
     refuse(folder, f"recipe.{section} is 'x', expected an object")
+
+
+@pytest.mark.parametrize(
+    ("training", "digests", "chose"),
+    [
+        ({"select": "best", "patience": None}, {"heldout": "h"}, True),
+        ({"select": "best", "patience": None}, {"heldout": "anew", "heldout_asked": "h"}, True),
+        ({"select": "last", "patience": 3}, {"heldout": "h"}, True),  # they chose where it ended
+        ({"select": "last", "patience": None}, {"heldout": "h"}, False),
+        ({"select": "best", "patience": None}, {"heldout": "other", "train": "h"}, False),
+        ({"select": "best", "patience": None}, {}, False),
+        (None, {"heldout": "h"}, False),
+    ],
+)
+def test_a_manifest_tells_which_conversations_chose_the_step(folder, training, digests, chose):
+    recipe = {} if training is None else {"training": training}
+    edit_manifest(folder, lambda manifest: manifest.update(recipe=recipe, data_digests=digests))
+    assert chose_the_step(read_manifest(folder), "h") is chose

@@ -128,7 +128,7 @@ def test_a_run_leaves_a_bundle_and_reports(finished_run, chat_target):
     assert notes == ()
     assert contents.manifest.recipe == load_recipe(finished_run / "recipe.yaml").model_dump(mode="json")
     assert contents.manifest.sampler == {"temperature": 1.0, "top_k": None, "top_p": None}
-    assert set(contents.manifest.data_digests) == {"train", "heldout"}
+    assert set(contents.manifest.data_digests) == {"train", "heldout", "heldout_asked"}
     assert drafter.lm_head.weight.shape[0] == 64
     document = read_document(folder / "acceptance.json")
     assert json.loads((folder / "bundle" / "acceptance.json").read_text()) == document
@@ -139,9 +139,12 @@ def test_a_run_leaves_a_bundle_and_reports(finished_run, chat_target):
     context = document["context"]
     assert context["traffic"]["name"] == "heldout.jsonl"
     assert context["traffic"]["conversations"] == 4
+    assert context["traffic"]["chose_the_step"] is True
     assert str(chat_target.folder) not in json.dumps(document)  # a path says nothing, and tells of the machine
     assert context["device"]["name"]
-    assert "eagle3 k=2" in (folder / "report.md").read_text(encoding="utf-8")
+    text = (folder / "report.md").read_text(encoding="utf-8")
+    assert "eagle3 k=2" in text
+    assert "The held-out conversations also chose the training step" in text
 
 
 def test_rows_and_answers_are_counted(finished_run):

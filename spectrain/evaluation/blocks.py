@@ -52,6 +52,7 @@ def number_block(contender: str, kind: str | None, own: Clusters, plain: Cluster
     seconds = _seconds(own)
     block = {
         "conversations": len(own),
+        "decoded": (decoded := int((own.sums("rounds") > 0).sum())),  # those whose answers go on after prefill
         **_counted(own, found),
         "seconds": seconds,
         "shares": {part: value / seconds["total"] for part, value in seconds.items() if part != "total"},
@@ -65,7 +66,7 @@ def number_block(contender: str, kind: str | None, own: Clusters, plain: Cluster
     _check_sum(name, block)
     if drafts:
         block["speedup"] = {"decode": found["decode"], "total": found["with prefill"]}
-        _check_speedup(name, len(own), found)
+        _check_speedup(name, decoded, found)
         block["cost"] = cost_block(block, own, plain_step_s=plain.total("decode") / plain.total("committed"))
     return block
 

@@ -31,7 +31,7 @@ from spectrain.evaluation.workbench import LIBRARIES, device_name, shown_name
 from spectrain.files import json_digest, write_json
 from spectrain.identity import compare_targets
 from spectrain.interop import WEIGHTS_FILE
-from spectrain.manifest import Manifest, TargetRecord, read_manifest, target_of, target_record
+from spectrain.manifest import Manifest, TargetRecord, chose_the_step, read_manifest, target_of, target_record
 from spectrain.shapes import check_shape
 from spectrain.target import Target, load_target
 
@@ -245,6 +245,8 @@ def _evaluate(entrants: Mapping[str, Entrant], target: Target, conversations: Se
     chosen = in_order(conversations, config)[: found.count]
     context = about | _context(target, config, found, traffic, chosen)
     context["target"] |= _origin(target, entrants.values())
+    given = conversations_digest(conversations)
+    context["traffic"]["chose_the_step"] = any(chose_the_step(e.manifest, given) for e in entrants.values())
     context["memory"] = {
         "target": weight_bytes(target.model),
         "drafters": {name: weight_bytes(drafter) for name, drafter in drafters.items()},

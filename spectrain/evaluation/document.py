@@ -184,7 +184,7 @@ _DOCUMENT = {
     "context": {
         "target": {"name": None},
         "drafter": {"name": None},
-        "traffic": {"name": None, "digest": None, "conversations": None},
+        "traffic": dict.fromkeys(("name", "digest", "conversations", "chose_the_step")),
         "device": {"name": None, "threads": None, "dtype": None},
         "versions": {"*": None},
     },

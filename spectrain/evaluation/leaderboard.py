@@ -20,14 +20,14 @@ OWN_TARGET = "its target was trained with it: another law than the original's"
 _TAKEN = ("tokens_per_second", "accepted_draft_tokens_per_second", "speedup", "tokens_per_round")
 
 
-def leaderboard(group: Sequence[Answers], blocks: Sequence[Mapping[str, Any]], inexact: set[str], sampler: str,
+def leaderboard(group: Sequence[Answers], blocks: Sequence[Mapping[str, Any]], inexact: Mapping[str, str], sampler: str,
                 context: Mapping[str, Any]) -> dict[str, Any]:  # fmt: skip
     """Rank the contenders of one sampler.
 
     Args:
         group: their answers, in the order of ``blocks``.
         blocks: their blocks of the document, plain decoding's among them.
-        inexact: names of contenders whose greedy output differs from plain decoding's by more than rounding.
+        inexact: contenders whose output was found not to be the target's, and how it differs.
         sampler: its name, as the teacher-forced rows call it.
         context: ``drafters``: name → ``bytes`` and ``training`` (``seconds``, ``answer_tokens``), null where unknown;
             ``teacher_forced``: rows of the document.
@@ -42,7 +42,7 @@ def leaderboard(group: Sequence[Answers], blocks: Sequence[Mapping[str, Any]], i
     return {**_board(group, blocks, inexact, sampler, context, None), "by_kind": by_kind}
 
 
-def _board(group: Sequence[Answers], blocks: Sequence[Mapping[str, Any]], inexact: set[str], sampler: str,
+def _board(group: Sequence[Answers], blocks: Sequence[Mapping[str, Any]], inexact: Mapping[str, str], sampler: str,
            context: Mapping[str, Any], kind: str | None) -> dict[str, Any]:  # fmt: skip
     answers = {c.name: c.clusters(c.of_kind(kind)) for c in group}
     alphas = _alphas(context.get("teacher_forced") or (), sampler, kind or EVERYTHING)
@@ -58,12 +58,12 @@ def _board(group: Sequence[Answers], blocks: Sequence[Mapping[str, Any]], inexac
     }
 
 
-def _why(block: Mapping[str, Any], inexact: set[str]) -> str | None:
+def _why(block: Mapping[str, Any], inexact: Mapping[str, str]) -> str | None:
     """Why a contender has no rank."""
     if block["lossy"]:
         return "another law than the target's"
     if block["contender"] in inexact:
-        return "changes the greedy output"
+        return inexact[block["contender"]]
     return OWN_TARGET if block["baseline"] != PLAIN else None
 
 

@@ -24,7 +24,7 @@ LEAVES: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(("target_bytes", "drafter_bytes", "cache_bytes", "state_bytes", "up_to_batch"), COUNT),
     **dict.fromkeys(("schema", "name", "digest", "dtype", "method", "contender", "drafter", "kind", "label"), TEXT),
     **dict.fromkeys(("decision", "reason", "verification", "why", "source", "would_change", "conversation"), TEXT),
-    **dict.fromkeys(("lossy", "agrees", "tied", "pays", "saturated"), FLAG),
+    **dict.fromkeys(("lossy", "agrees", "tied", "pays", "saturated", "chose_the_step"), FLAG),
     **dict.fromkeys(("c", "v", "o", "v_by_k", "predicted", "break_even_alpha", "break_even_c", "single"), NUMBER),
     **dict.fromkeys(("draft_cost_per_token", "draft_cost_per_round", "verify_cost_per_round"), NUMBER),
     **dict.fromkeys(("overhead_cost_per_round", "proposed_per_round", "nodes_per_round", "rows", "accepted"), NUMBER),

@@ -27,14 +27,14 @@ from spectrain.evaluation.goodness import distribution_block
 from spectrain.evaluation.leaderboard import leaderboard
 from spectrain.evaluation.leaves import PLAIN
 from spectrain.evaluation.samples import kind_and_parents
-from spectrain.evaluation.verdict import exactness_block, verdict_block
+from spectrain.evaluation.verdict import departures, exactness_block, verdict_block
 from spectrain.exact.sampler import Sampler
 from spectrain.intervals import METHOD
 
 CONTEXT = {
     "target": ("name",),
     "drafter": ("name",),
-    "traffic": ("name", "digest", "conversations"),
+    "traffic": ("name", "digest", "conversations", "chose_the_step"),
     "device": ("name", "threads", "dtype"),
     "versions": (),
 }
@@ -50,7 +50,8 @@ def summarise(samples: Iterable[Mapping[str, Any]], *, context: Mapping[str, Any
         samples: JSON objects as ``evaluation/acceptance.py`` writes them, one for each conversation, seed,
             contender and sampler (see ``Sample``). They are read once and not kept.
         context: what was measured, and how: ``target``, ``drafter``, ``traffic``, ``device``, ``versions``
-            (see ``CONTEXT`` for their keys; a target that its bundle changed in training has ``derived_from``), any
+            (see ``CONTEXT`` for their keys; a target that its bundle changed in training has ``derived_from``; traffic
+            that ``chose_the_step`` flatters what was trained, see ``manifest.chose_the_step``), any
             other JSON value, optionally ``teacher_forced``: a list of
             {temperature, kind, depth, alpha, interval, positions, conversations}, ``calibration`` and
             ``draft_vocabulary``, ``drafters``, which asks for a leaderboard: what is known of each (see
@@ -126,7 +127,8 @@ def _sampler_block(sampler: dict[str, Any], group: list[Answers], context: Mappi
         own, base = (answers.clusters(answers.of_kind(kind)) for answers in sides)
         return one(decode_speedup(own, base), confidence=confidence, resamples=resamples_at(confidence))
 
-    inexact = {block["contender"] for block in exactness if block["unexplained"] and not block["lossy"]}
+    distribution = None if described.greedy else _distribution(group)
+    inexact = departures(exactness, distribution)
     return {
         "name": described.describe(),
         "sampler": sampler,
@@ -134,7 +136,7 @@ def _sampler_block(sampler: dict[str, Any], group: list[Answers], context: Mappi
         "kinds": kinds,
         "contenders": contenders,
         "exactness": exactness,
-        "distribution": None if described.greedy else _distribution(group),
+        "distribution": distribution,
         "leaderboard": (
             leaderboard(group, contenders, inexact, described.describe(), context) if context.get("drafters") else None
         ),
@@ -158,7 +160,7 @@ def _distribution(group: Sequence[Answers]) -> list[dict[str, Any]] | None:
     )
 
 
-def _verdicts(contenders: Sequence[dict[str, Any]], kinds: Sequence[str], inexact: set[str],
+def _verdicts(contenders: Sequence[dict[str, Any]], kinds: Sequence[str], inexact: Mapping[str, str],
               speedup_at: Callable[[str | None, str, float], dict[str, Any]],
               load: Mapping[str, Any] | None) -> dict[str, Any]:  # fmt: skip
     """Verdicts of these contenders over all conversations, and over those of each kind. Batches are drawn from all

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -43,9 +44,17 @@ def exactness_block(answers: Answers, dtype: str) -> dict[str, Any]:
     }
 
 
+def departures(exactness: Sequence[Block], distribution: Sequence[Block] | None) -> dict[str, str]:
+    """Contenders whose output is not the target's though their rule keeps its law, and how it differs: found greedily,
+    beyond rounding (``exactness_block``), or in what was sampled (``distribution_block``)."""
+    greedy = {e["contender"]: "changes the greedy output" for e in exactness if e["unexplained"] and not e["lossy"]}
+    differ = [test["contender"] for test in distribution or () if not test["agrees"] and not test["lossy"]]
+    return greedy | dict.fromkeys(differ, "samples from another law than the target's")
+
+
 def verdict_block(
     candidates: Sequence[tuple[Block, Block]],
-    inexact: set[str],
+    inexact: Mapping[str, str],
     speedup_at: Callable[[str, float], Block],
     load: Mapping[str, Any] | None = None,
 ) -> Block:
@@ -53,8 +62,8 @@ def verdict_block(
 
     Args:
         candidates: (contender block, its numbers for the conversations in question), without plain.
-        inexact: names of contenders whose greedy output differs from plain decoding's by more than
-            rounding; they are never on.
+        inexact: contenders whose output was found not to be the target's, and how (see ``departures``); they
+            are never on.
         speedup_at: name and confidence → the interval of its decode speedup at that confidence.
         load: the document's ``load``, where these contenders were measured in batches with the same sampler.
 
@@ -66,16 +75,16 @@ def verdict_block(
         rough number, when only more conversations could decide). Lossy contenders are no candidates.
     """
     lawful = [pair for pair in candidates if not pair[0]["lossy"]]
+    names = [contender["contender"] for contender, _ in lawful]
     exact = {pair[0]["contender"]: pair for pair in lawful if pair[0]["contender"] not in inexact}
     if not exact:
-        named = ", ".join(pair[0]["contender"] for pair in lawful)
-        reason = "every contender is lossy" if candidates else "no drafter was measured"
-        change = "greedy output equal to plain decoding's" if lawful else "a drafter whose rule keeps the target's law"
+        reason = "every contender is lossy" if candidates else "no drafter of this target was measured"
+        change = "output that is the target's own" if lawful else "a drafter whose rule keeps the target's law"
         return {
             "decision": "off",
             "contender": None,
             "k": 0,
-            "reason": f"not exact: {named} changes the greedy output" if lawful else reason,
+            "reason": f"not exact: {_departed({name: inexact[name] for name in names})}" if lawful else reason,
             "best": None,
             "comparisons": 0,
             "adjusted": None,
@@ -83,10 +92,14 @@ def verdict_block(
             "would_change": change,
             "conversations_needed": None,
         }
-    count = next(iter(exact.values()))[1]["conversations"]
-    decided = decide([_rival(*pair, speedup_at) for pair in exact.values()], count)
+    # An answer that prefill ends says nothing of decoding, however many of them there are.
+    count = min(numbers["decoded"] for _, numbers in exact.values())
+    everything = next(iter(exact.values()))[1]["conversations"]
+    unit = "conversations" if count == everything else "conversations with more than one token"
+    decided = decide([_rival(*pair, speedup_at) for pair in exact.values()], count, unit)
     contender, numbers = exact[decided.rival.name]
     best = _best(contender, numbers)
+    needed = None if decided.needed is None else math.ceil(decided.needed * everything / count)
     found = {
         "decision": decided.decision,
         "contender": best["contender"] if decided.on else None,
@@ -96,9 +109,15 @@ def verdict_block(
         "comparisons": len(exact),
         "adjusted": decided.adjusted,
         "up_to_batch": up_to_batch(load, best["contender"]) if load and decided.on else None,
-        "conversations_needed": decided.needed,
+        "conversations_needed": needed,
     }
     return {**found, "would_change": would_change(found, numbers, load)}
+
+
+def _departed(inexact: Mapping[str, str]) -> str:
+    """All of them, by how they differ."""
+    ways = dict.fromkeys(inexact.values())
+    return "; ".join(f"{', '.join(name for name in inexact if inexact[name] == way)} ({way})" for way in ways)
 
 
 def _rival(contender: Block, numbers: Block, speedup_at: Callable[[str, float], Block]) -> Rival:

@@ -5,7 +5,7 @@ A missing number is a dash.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from spectrain.evaluation.leaves import EVERYTHING, PLAIN
@@ -101,15 +101,14 @@ def sentence(verdict: Mapping[str, Any], confidence: str, *, changed: bool = Fal
     )
     if verdict["decision"] == "on":
         batch = verdict["up_to_batch"]
-        return f"{gain}." + (f" Measured in batches, it pays up to batch {batch}." if batch else "")
+        pays = f"it pays up to batch {batch}" if batch != 1 else "it is not seen to pay in any beyond batch 1"
+        return f"{gain}." + (f" Measured in batches, {pays}." if batch else "")
     return f"At best, {gain}: {verdict['reason']}."
 
 
 def kind_sentence(by_kind: Mapping[str, Mapping[str, Any]]) -> str:
     """Where it pays and where it does not, when there is more than one kind."""
-    by_kind = {
-        kind: verdict for kind, verdict in by_kind.items() if "/" not in kind
-    }  # parents stand for what they hold
+    by_kind = {kind: by_kind[kind] for kind in _outermost(by_kind)}
     if len(by_kind) < 2:
         return ""
     on = [
@@ -123,6 +122,14 @@ def kind_sentence(by_kind: Mapping[str, Mapping[str, Any]]) -> str:
     named = (("on", on), ("off", off), ("off, too few conversations to tell,", few))
     parts = [f"{word} for {', '.join(kinds)}" for word, kinds in named if kinds]
     return f"By kind: {'; '.join(parts)}."
+
+
+def _outermost(kinds: Collection[str]) -> list[str]:
+    """Parents stand for what they hold, but for one that holds everything: then those in it count."""
+    found, parent = [kind for kind in kinds if "/" not in kind], ""
+    while len(found) == 1:
+        parent, found = found[0], [kind for kind in kinds if kind.rpartition("/")[0] == found[0]]
+    return found or [kind for kind in kinds if kind == parent]
 
 
 def law_sentence(contenders: Sequence[Mapping[str, Any]], *, changed: bool = False) -> str:
@@ -182,7 +189,7 @@ def cautions(document: Mapping[str, Any]) -> list[str]:
     """What a reader should hold against the numbers."""
     context, statistics = document["context"], document["statistics"]
     found = []
-    if context["traffic"].get("chose_the_step"):
+    if context["traffic"]["chose_the_step"]:
         found.append(
             "The held-out conversations also chose the training step, which flatters the trained drafter slightly; "
             "measure on conversations that no choice has seen to be rid of it."

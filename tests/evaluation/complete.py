@@ -21,7 +21,6 @@ def complete(document: dict[str, Any]) -> dict[str, Any]:
     context = document["context"]
     _fill(context, "processes", 2)
     _fill(context, "stopped_early", {"rule": "half-width of τ", "half_width": 0.04, "asked": 0.05})
-    _fill(context["traffic"], "chose_the_step", True)
     method = "expanded percentile bootstrap of whole conversations (arXiv 1411.5279)"
     for key, value in (("method", method), ("comparisons", 3), ("adjusted_confidence", 1 - 0.05 / 3)):
         _fill(document["statistics"], key, value)

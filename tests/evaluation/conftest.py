@@ -45,7 +45,7 @@ class Simulator:
     context: dict[str, Any] = {  # noqa: RUF012
         "target": {"name": "HuggingFaceTB/SmolLM2-135M-Instruct", "revision": "main"},
         "drafter": {"name": "eagle3-smollm2", "parameters": 9_400_000},
-        "traffic": {"name": "support-desk", "digest": "sha256:5e1f", "conversations": 60},
+        "traffic": {"name": "support-desk", "digest": "sha256:5e1f", "conversations": 60, "chose_the_step": False},
         "device": {"name": "2-core CPU", "threads": 2, "dtype": "float32"},
         "versions": {"spectrain": "0.1.0", "torch": "2.13.0", "transformers": "5.24.0"},
         "seed": 0,

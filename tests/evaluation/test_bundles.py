@@ -103,6 +103,8 @@ def test_every_drafter_is_measured_and_ranked_in_one_document(compared):
     assert set(block["verdict"]["by_drafter"]) == set(DRAFTERS)
     assert document["context"]["drafter"]["name"] == "eagle3 (runs/a), eagle3 (runs/b), medusa"
     assert list(document["context"]["drafters"]) == [*DRAFTERS[2:], *DRAFTERS[:2]]
+    assert document["context"]["traffic"]["chose_the_step"] is False  # nothing says that they were trained with it
+    assert "also chose the training step" not in (compared.parent / "report.md").read_text(encoding="utf-8")
 
 
 def test_what_a_drafter_cannot_fill_is_noted(compared):

@@ -31,7 +31,9 @@ def document(simulator):
     forced = [
         simulator.forced_row(kind=kind, depth=depth, alpha=0.8 - 0.1 * depth) for kind in ALPHAS for depth in (1, 2, 3)
     ]
-    return complete(summarise(samples, context=simulator.context | {"teacher_forced": forced}))
+    context = simulator.context | {"teacher_forced": forced}
+    context["traffic"] = context["traffic"] | {"chose_the_step": True}
+    return complete(summarise(samples, context=context))
 
 
 @pytest.fixture(scope="module")
@@ -137,8 +139,8 @@ def test_one_conversation_and_plain_alone_still_render(simulator, tmp_path):
     assert "no interval" in report.render_page(single)
     assert report.render_picture(single, tmp_path / "one.png").stat().st_size > 1000
     alone = plain_alone(summarise(simulator.samples({"desk": {}}, conversations=6), context=simulator.context))
-    assert "no drafter was measured" in report.render_markdown(alone)
-    assert "no drafter was measured" in report.render_page(alone)
+    assert "no drafter of this target was measured" in report.render_markdown(alone)
+    assert "no drafter of this target was measured" in report.render_page(alone)
     assert report.render_picture(alone, tmp_path / "none.png").stat().st_size > 1000
 
 
@@ -211,6 +213,16 @@ def test_kinds_with_too_few_conversations_are_told_apart_from_those_where_it_doe
     assert kind_sentence({"a": off, "b": few, "c": off}) == (
         "By kind: off for a, c; off, too few conversations to tell, for b."
     )
+
+
+def test_kinds_that_lie_in_one_are_told_apart():
+    """Parents stand for what they hold, unless one holds everything."""
+    off = {"decision": "off", "reason": "slower than plain decoding"}
+    on = {"decision": "on", "best": {"contender": "d k=3", "decode_speedup": {"value": 2.0}}}
+    nested = {"a": off, "a/b": off, "a/b/x": on, "a/b/y": off}
+    assert kind_sentence(nested) == "By kind: on for a/b/x (d k=3, 2.00×); off for a/b/y."
+    assert kind_sentence(nested | {"c": on}) == "By kind: on for c (d k=3, 2.00×); off for a."
+    assert kind_sentence({"a": off, "a/b": on}) == kind_sentence({"a": off}) == ""
 
 
 def test_the_report_computes_nothing():
@@ -382,6 +394,8 @@ def test_the_verdict_says_up_to_which_batch_and_what_would_change_it(document, p
     on["samplers"][0]["verdict"]["overall"] |= {"decision": "on", "contender": "eagle3 k=3", "up_to_batch": 8}
     for shown in (report.render_markdown(on), report.render_page(on)):
         assert "Measured in batches, it pays up to batch 8." in shown
+    on["samplers"][0]["verdict"]["overall"]["up_to_batch"] = 1  # which batches of one may contradict
+    assert "Measured in batches, it is not seen to pay in any beyond batch 1." in report.render_markdown(on)
     for shown in (report.render_markdown(document), page):
         assert f"What would change it: {verdict['would_change']}." in shown
 

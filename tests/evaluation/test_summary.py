@@ -217,6 +217,47 @@ def test_too_few_conversations_are_off(simulator, count):
     assert verdict["best"]["decode_speedup"]["value"] > 1
 
 
+def cut_to_one_token(samples, spared):
+    """The same answers, all but those of ``spared`` ended by their first token."""
+    cut = {"rounds": [], "new_tokens": 1, "draft_s": 0.0, "verify_s": 0.0, "overhead_s": 0.0}
+    return [s if s["conversation"] in spared else {**s, **cut, "total_s": s["prefill_s"]} for s in samples]
+
+
+def test_answers_of_one_token_are_no_evidence_of_decoding(simulator):
+    """Twenty conversations of which two are decoded at all are two, however narrow an interval they make."""
+    samples = simulator.samples({"desk": {"eagle3": 0.9}}, conversations=20)
+    few = cut_to_one_token(samples, {"desk-0", "desk-1"})
+    verdict = summarise(few, context=simulator.context)["samplers"][0]["verdict"]["overall"]
+    assert verdict["best"]["decode_speedup"]["low"] > 1
+    found = (verdict["decision"], verdict["best"]["conversations"], verdict["conversations_needed"])
+    assert found == ("off", 20, 70)  # seven that are decoded, of which one in ten is
+    assert verdict["reason"].startswith("too few conversations with more than one token: 2, at least 7 are needed")
+    assert verdict["would_change"] == "about 50 more conversations"
+    enough = cut_to_one_token(samples, {f"desk-{i}" for i in range(7)})
+    assert summarise(enough, context=simulator.context)["samplers"][0]["verdict"]["overall"]["decision"] == "on"
+
+
+def test_a_contender_that_samples_from_another_law_is_not_turned_on(simulator):
+    samples = simulator.samples({"desk": {"eagle3": 0.9}}, conversations=8, temperature=1.0)
+    samples = [s | {"pit": {"bins": [5] * 20}} for s in samples]
+    context = simulator.context | {"drafters": {"eagle3": {"bytes": 5, "training": None}}}
+    right = summarise(samples, context=context)["samplers"][0]["verdict"]["overall"]
+    assert (right["decision"], right["contender"], right["comparisons"]) == ("on", "eagle3 k=5", 2)
+
+    def faulty(*names):
+        bins = [9, 1] * 10
+        broken = [s | {"pit": {"bins": bins}} if s["contender"] in names else s for s in samples]
+        block = summarise(broken, context=context)["samplers"][0]
+        return block["verdict"]["overall"], {row["contender"]: row["why"] for row in block["leaderboard"]["apart"]}
+
+    one, apart = faulty("eagle3 k=5")
+    assert (one["decision"], one["contender"], one["comparisons"]) == ("on", "eagle3 k=3", 1)
+    assert apart == {"eagle3 k=5": "samples from another law than the target's"}
+    both, _ = faulty("eagle3 k=3", "eagle3 k=5")
+    assert (both["decision"], both["best"]) == ("off", None)
+    assert both["reason"] == "not exact: eagle3 k=3, eagle3 k=5 (samples from another law than the target's)"
+
+
 def _differ(samples, contender, **difference):
     found = next(s for s in samples if s["contender"] == contender)
     found |= {"equal_to_plain": False, "first_difference": difference}
@@ -241,7 +282,7 @@ def test_no_exact_contender_is_off(simulator):
     _differ(samples, "ngram k=5", position=0, logit_gap=None)
     verdict = summarise(samples, context=simulator.context)["samplers"][0]["verdict"]["overall"]
     assert (verdict["decision"], verdict["best"]) == ("off", None)
-    assert "ngram k=5" in verdict["reason"]
+    assert verdict["reason"] == "not exact: ngram k=5 (changes the greedy output)"
 
 
 def test_a_tree_has_measured_costs_and_no_predictions(simulator):
