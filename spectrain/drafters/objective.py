@@ -125,7 +125,7 @@ class DrafterLoss(nn.Module):
         D-PACE both count by the position's own weight.
         """
         output = self.drafter(batch)
-        count, held = len(output.depths), batch if output.teacher is None else output.teacher
+        count, held = len(output.depths), output.held_to(batch)
         total, pace_XK = self._laws(held, output, weights[:count])
         for number, (depth, weight) in enumerate(zip(output.depths, weights[:count], strict=True)):
             if depth.predicts_features:
