@@ -19,6 +19,7 @@ from transformers import PreTrainedTokenizerBase
 from spectrain.data.dropped import RowError
 from spectrain.data.messages import REASONING
 from spectrain.errors import SpectrainError
+from spectrain.identity import common_prefix
 
 Turn = Mapping[str, Any]  # {"role": ..., "content": ..., ...}
 Tools = Sequence[Mapping[str, Any]]
@@ -115,7 +116,7 @@ class ChatTemplate:
             one, other = (self.render([asked, answer], generation_prompt=False) for answer in answers)
         except RowError as error:  # it fails on the simplest chat: no row will do
             raise SpectrainError(str(error)) from error
-        after = one[len(one) - _common(one[::-1], other[::-1]) :]
+        after = one[len(one) - common_prefix(one[::-1], other[::-1]) :]
         special = {*self.tokenizer.all_special_ids, *self.tokenizer.added_tokens_decoder}
         start = next((i for i, token in enumerate(after) if token in special), None)
         if start is None or one == other:
@@ -133,7 +134,7 @@ class ChatTemplate:
         """
         prompt = self.render(history, True, tools)
         full = self.render([*history, answer], False, tools)
-        same = _common(prompt, full)
+        same = common_prefix(prompt, full)
         if same < len(prompt):
             rest = self._continuation(history, answer, tools, prompt)
             if rest is None:
@@ -150,7 +151,7 @@ class ChatTemplate:
         """Ids of what follows the prompt, where the whole text cuts into other tokens at the boundary, or where the
         generation prompt opens a trace that the template leaves out of a finished turn; None where nothing follows."""
         opened, closed = self._text(history, True, tools), self._text([*history, answer], False, tools)
-        same = _common(opened, closed)
+        same = common_prefix(opened, closed)
         rest = closed[same:] if same == len(opened) else _with_trace(opened[same:], answer, closed[same:])
         if rest is None:
             return None
@@ -220,9 +221,3 @@ def _with_trace(opening: str, answer: Turn, visible: str) -> str | None:
         return None
     gap = shown[: len(shown) - len(shown.lstrip())]
     return trace + closing + gap + after
-
-
-def _common(one: Sequence[Any], other: Sequence[Any]) -> int:
-    """Length of the common prefix."""
-    pairs = zip(one, other, strict=False)
-    return next((i for i, (a, b) in enumerate(pairs) if a != b), min(len(one), len(other)))
