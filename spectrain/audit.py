@@ -24,6 +24,7 @@ from spectrain.data.template import set_template_kwargs
 from spectrain.drafters.vocabulary import draft_vocabulary
 from spectrain.errors import SpectrainError
 from spectrain.files import atomic_file, write_json
+from spectrain.identity import tokenizer_size
 from spectrain.traffic import read_traffic, usable
 
 
@@ -124,7 +125,7 @@ def _draft_ids(recipe: Recipe, train: Side, tokenizer: Any) -> frozenset[int] | 
     _, columns = recipe.drafter.limits
     if columns is None or not train.rows:
         return None
-    size = max(tokenizer.get_vocab().values()) + 1
+    size = tokenizer_size(tokenizer)
     counts_V = torch.zeros(size, dtype=torch.long)
     for row in train.rows:
         answers = torch.tensor(row.ids)[torch.tensor(row.mask, dtype=torch.bool)]

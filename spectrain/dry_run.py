@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from spectrain import estimate as counting
-from spectrain.checkpoints import read_progress
+from spectrain.checkpoints import complete, read_progress
 from spectrain.config import Recipe, load_recipe
 from spectrain.data.conversations import encode_all, load_conversations
 from spectrain.errors import SpectrainError
@@ -74,5 +74,5 @@ def row_lengths(recipe: Recipe, work: Workload) -> Sequence[int] | None:
 
 def steps_done(recipe: Recipe) -> int:
     """Steps that a run would go on from."""
-    found = (Path(recipe.output) / "training" / "checkpoints").glob("step-*/progress.json")
-    return max((read_progress(path.parent)["step"] for path in found), default=0)
+    found = complete(Path(recipe.output) / "training" / "checkpoints")
+    return int(read_progress(found[-1])["step"]) if found else 0

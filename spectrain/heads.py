@@ -61,8 +61,7 @@ class OutputHead:
         bias_D = None if self.bias_V is None else self.bias_V[:count]
         return OutputHead(self.weight_VH[:count], bias_D, self.cap, min(self.size, count))
 
-    @property
-    def folded_VH(self) -> Tensor:
+    def folded(self) -> Tensor:
         """The weight alone; with a bias, that is the weight of one more value of the state, which is always 1."""
         if self.bias_V is None:
             return self.weight_VH

@@ -71,7 +71,7 @@ class EagleDrafter(FeatureDrafter):
         """Borrow the target's embedding, and its head on the ids that exist."""
         super().bind(target)
         head = target.head.first(target.head.size)
-        self._head, self.cap, self.columns = (head.folded_VH,), head.cap, head.size
+        self._head, self.cap, self.columns = (head.folded(),), head.cap, head.size
         self._columns = columns_of(head.size, target.vocab_size, head.weight_VH.device)
 
     def read(self, features: Features | FeatureBatch) -> Tensor:

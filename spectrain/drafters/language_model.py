@@ -206,7 +206,7 @@ class LanguageModelDrafter(GrowingDrafter, TrainableDrafter):
                 "lower data.max_length, or start from a model with a longer context"
             )
         head, hidden_BTH = self.head(), self.model.base_model(input_ids=batch.ids_BT, use_cache=False).last_hidden_state
-        head_DH = head.folded_VH
+        head_DH = head.folded()
         hidden_BTH = with_one(hidden_BTH, head_DH)
         outputs = [
             DepthOutput(

@@ -184,7 +184,9 @@ def _score_depth(batch: FeatureBatch, depth: DepthOutput, head: OutputHead, colu
     return float(alpha), right_BT, binned(confidence_N, right_BT[row_N, at_N])
 
 
-def laws_by_chunk(batch: FeatureBatch, depth: DepthOutput, head: OutputHead, chunk: int) -> Iterator[tuple[slice, Laws]]:
+def laws_by_chunk(
+    batch: FeatureBatch, depth: DepthOutput, head: OutputHead, chunk: int
+) -> Iterator[tuple[slice, Laws]]:
     """The drafter's law and the target's at a depth's supervised positions, ``chunk`` at a time; ``head`` is the
     target's, cut to the drafter's columns where only those are asked for."""
     hidden_NH = depth.hidden_BTH[depth.mask_BT].to(depth.head_DH.dtype)  # a borrowed head has the target's

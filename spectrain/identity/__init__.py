@@ -14,6 +14,7 @@ from spectrain.identity.tokenizer import (
     TokenizerIdentity,
     check_rows,
     tokenizer_identity,
+    tokenizer_size,
 )
 
 __all__ = [
@@ -30,4 +31,5 @@ __all__ = [
     "first_difference",
     "target_identity",
     "tokenizer_identity",
+    "tokenizer_size",
 ]
