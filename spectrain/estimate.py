@@ -29,8 +29,8 @@ from spectrain.blueprint import (
 from spectrain.config import Recipe
 from spectrain.drafters import TrainableDrafter
 from spectrain.errors import SpectrainError
+from spectrain.head_loss import CHUNK
 from spectrain.identity import tokenizer_size
-from spectrain.losses import CHUNK
 from spectrain.weights import floating_dtype
 from spectrain.workload import Rates, Side, Workload
 

@@ -11,13 +11,13 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from spectrain.head_loss import head_loss
 from spectrain.losses import (
     LOSSES,
     Laws,
     LossName,
     depth_weights,
     forward_kl,
-    head_loss,
     mixture,
     pace_weights,
     supervised,

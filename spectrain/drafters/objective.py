@@ -19,16 +19,14 @@ from spectrain.drafters.laws import Law, Teacher, answer_is_there, is_whole, lea
 from spectrain.drafters.positions import Positions, gather, whole_starts
 from spectrain.drafters.tally import Tally
 from spectrain.errors import SpectrainError
+from spectrain.head_loss import RowsLoss, chunk_size, head_loss
 from spectrain.heads import OutputHead, soft_capped
 from spectrain.losses import (
     LOSSES,
     Laws,
     LossName,
     PositionLoss,
-    RowsLoss,
-    chunk_size,
     forward_kl,
-    head_loss,
     mixture,
     pace_weights,
 )
