@@ -9,13 +9,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
 from transformers import AutoConfig, AutoTokenizer
 
 from spectrain.attention import context
 from spectrain.config import Recipe, TargetConfig, load_recipe
 from spectrain.data.audit import Side, describe
 from spectrain.data.audit_table import table
+from spectrain.data.batches import answer_counts
 from spectrain.data.conversations import encode_usable, load_conversations
 from spectrain.data.dropped import ALWAYS, Dropped
 from spectrain.data.preview import chosen, colours, render_row
@@ -126,8 +126,4 @@ def _draft_ids(recipe: Recipe, train: Side, tokenizer: Any) -> frozenset[int] | 
     if columns is None or not train.rows:
         return None
     size = tokenizer_size(tokenizer)
-    counts_V = torch.zeros(size, dtype=torch.long)
-    for row in train.rows:
-        answers = torch.tensor(row.ids)[torch.tensor(row.mask, dtype=torch.bool)]
-        counts_V += torch.bincount(answers, minlength=size)
-    return frozenset(draft_vocabulary(counts_V, columns, size).tolist())
+    return frozenset(draft_vocabulary(answer_counts(train.rows, size), columns, size).tolist())
