@@ -16,7 +16,7 @@ from spectrain.checkpoints import complete, read_progress
 from spectrain.config import Recipe, load_recipe
 from spectrain.data.conversations import encode_all, load_conversations
 from spectrain.errors import SpectrainError
-from spectrain.estimate_table import duration, table
+from spectrain.estimate_table import duration, size, table
 from spectrain.schedule import Curriculum
 from spectrain.workload import Workload, check_positive, local_tokenizer, rates, usable_traffic, workload
 
@@ -52,7 +52,7 @@ def dry_run(path: Path, overrides: Sequence[str], *, tflops: float | None = None
         f"rows: {work.train.rows:,} to train on, {work.heldout.rows:,} held out; tokens {work.source}",
         f"optimizer steps: {steps:,} ({how}), {done:,} of them done; a validation every "
         f"{recipe.training.validate_every}, a checkpoint every {recipe.training.checkpoint_every}",
-        f"memory of a process in training: {document['memory']['training']['peak'] / (1 << 30):.2f} GiB",
+        f"memory of a process in training: {size(document['memory']['training']['peak'])}",
         f"time of everything from the start: {duration(document['time']['total'])}",
     ]
     return "\n".join([*lines, "", table(document)])
