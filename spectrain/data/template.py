@@ -7,7 +7,6 @@ boundaries is refused by name.
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Mapping, Sequence
 from functools import cached_property
@@ -17,7 +16,7 @@ from typing import Any
 from transformers import PreTrainedTokenizerBase
 
 from spectrain.data.dropped import RowError
-from spectrain.data.messages import REASONING
+from spectrain.data.messages import REASONING, arguments_as_text
 from spectrain.errors import SpectrainError
 from spectrain.identity import common_prefix
 
@@ -84,7 +83,7 @@ class ChatTemplate:
         if "reasoning_content" in turn:
             turn[self._reasoning_key] = turn.pop("reasoning_content")
         if "tool_calls" in turn and self._arguments_as_text:
-            turn["tool_calls"] = [_with_text(call) for call in turn["tool_calls"]]
+            turn["tool_calls"] = [arguments_as_text(call) for call in turn["tool_calls"]]
         return turn
 
     @cached_property
@@ -98,7 +97,7 @@ class ChatTemplate:
         call = {"id": "abcdefghi", "type": "function", "function": {"name": "probe", "arguments": _PROBE_CALL}}
         asked = {"role": "user", "content": "a"}
         shown = []
-        for one in (call, _with_text(call)):
+        for one in (call, arguments_as_text(call)):
             try:
                 turns: list[Turn] = [asked, {"role": "assistant", "content": "", "tool_calls": [one]}]
                 shown.append(str(self._apply(turns, False, None, tokenize=False)))
@@ -192,11 +191,6 @@ class ChatTemplate:
             f"{wanted}, the finished turn {found}; expected prompt, answer, end of turn (the generation "
             "prompt must open the turn as the finished turn does)",
         )
-
-
-def _with_text(call: Mapping[str, Any]) -> dict[str, Any]:
-    function = dict(call["function"])
-    return {**call, "function": function | {"arguments": json.dumps(function["arguments"], ensure_ascii=False)}}
 
 
 def _with_trace(opening: str, answer: Turn, visible: str) -> str | None:
