@@ -73,7 +73,7 @@ def audit_recipe(recipe: Recipe) -> Audit:
     """
     tokenizer, limit = load_tokenizer(recipe.target)
     set_template_kwargs(tokenizer, recipe.data.chat_template_kwargs)
-    data, folder = recipe.data, Path(recipe.prepared or recipe.output) / "data"
+    data, folder = recipe.data, recipe.prepared_data
     traffic = read_traffic(data, drop_bad=True, answers=recipe.regenerate is None)
     leaks = find_leaks(traffic.train, traffic.heldout)
     traffic = usable(recipe, traffic, tokenizer, limit)

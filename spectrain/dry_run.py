@@ -18,7 +18,7 @@ from spectrain.data.conversations import encode_all, load_conversations
 from spectrain.errors import SpectrainError
 from spectrain.estimate_table import duration, size, table
 from spectrain.schedule import Curriculum
-from spectrain.workload import Workload, check_positive, local_tokenizer, rates, usable_traffic, workload
+from spectrain.workload import COUNTS_FILE, Workload, check_positive, local_tokenizer, rates, usable_traffic, workload
 
 UTILISATION = 0.4  # what `spectrain estimate` assumes unless told
 
@@ -62,8 +62,8 @@ def row_lengths(recipe: Recipe, work: Workload) -> Sequence[int] | None:
     """Tokens of every training row, in order; None where they are not known without work or a tokenizer from afar."""
     if work.lengths is not None:
         return work.lengths
-    prepared = Path(recipe.prepared or recipe.output) / "data"
-    tokenizer = local_tokenizer(recipe) if (prepared / "counts.json").is_file() else None
+    prepared = recipe.prepared_data
+    tokenizer = local_tokenizer(recipe) if (prepared / COUNTS_FILE).is_file() else None
     if tokenizer is None:
         return None
     given = recipe.regenerate is None
