@@ -21,7 +21,7 @@ from spectrain.losses import (
     total_variation,
 )
 
-N, H, D, V = 23, 6, 11, 17
+N, D = 23, 11
 
 
 def shown(mask: Tensor) -> str:
