@@ -9,13 +9,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
 from transformers import AutoConfig, AutoTokenizer
 
 from spectrain.attention import context
 from spectrain.config import Recipe, TargetConfig, load_recipe
 from spectrain.data.audit import Side, describe
 from spectrain.data.audit_table import table
+from spectrain.data.batches import answer_counts
 from spectrain.data.conversations import encode_usable, load_conversations
 from spectrain.data.dropped import ALWAYS, Dropped
 from spectrain.data.preview import chosen, colours, render_row
@@ -24,6 +24,7 @@ from spectrain.data.template import set_template_kwargs
 from spectrain.drafters.vocabulary import draft_vocabulary
 from spectrain.errors import SpectrainError
 from spectrain.files import atomic_file, write_json
+from spectrain.identity import tokenizer_size
 from spectrain.traffic import read_traffic, usable
 
 
@@ -72,7 +73,7 @@ def audit_recipe(recipe: Recipe) -> Audit:
     """
     tokenizer, limit = load_tokenizer(recipe.target)
     set_template_kwargs(tokenizer, recipe.data.chat_template_kwargs)
-    data, folder = recipe.data, Path(recipe.prepared or recipe.output) / "data"
+    data, folder = recipe.data, recipe.prepared_data
     traffic = read_traffic(data, drop_bad=True, answers=recipe.regenerate is None)
     leaks = find_leaks(traffic.train, traffic.heldout)
     traffic = usable(recipe, traffic, tokenizer, limit)
@@ -124,9 +125,5 @@ def _draft_ids(recipe: Recipe, train: Side, tokenizer: Any) -> frozenset[int] | 
     _, columns = recipe.drafter.limits
     if columns is None or not train.rows:
         return None
-    size = max(tokenizer.get_vocab().values()) + 1
-    counts_V = torch.zeros(size, dtype=torch.long)
-    for row in train.rows:
-        answers = torch.tensor(row.ids)[torch.tensor(row.mask, dtype=torch.bool)]
-        counts_V += torch.bincount(answers, minlength=size)
-    return frozenset(draft_vocabulary(counts_V, columns, size).tolist())
+    size = tokenizer_size(tokenizer)
+    return frozenset(draft_vocabulary(answer_counts(train.rows, size), columns, size).tolist())

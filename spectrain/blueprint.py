@@ -23,8 +23,8 @@ from spectrain.attention import Masks
 from spectrain.drafters import DrafterConfig, TrainableDrafter, family_of
 from spectrain.drafters.base import Auxiliary, DepthOutput, DraftOutput
 from spectrain.errors import SpectrainError
+from spectrain.head_loss import CHUNK
 from spectrain.heads import OutputHead
-from spectrain.losses import CHUNK
 from spectrain.target import FeatureBatch, Target
 
 META = torch.device("meta")

@@ -18,6 +18,7 @@ from transformers import CONFIG_MAPPING, AutoTokenizer, PreTrainedConfig
 
 from spectrain import interop
 from spectrain.drafters.base import OWN_TARGET, TrainableDrafter
+from spectrain.drafters.ranks import RANKS_FILE
 from spectrain.errors import SpectrainError
 from spectrain.files import atomic_folder, file_digest, json_digest, write_json
 from spectrain.identity import (
@@ -42,6 +43,7 @@ from spectrain.target import Target
 
 __all__ = [
     "ADDED_LATER",
+    "REPORT_FILE",
     "BundleContents",
     "check_pairing",
     "load_drafter",
@@ -52,7 +54,8 @@ __all__ = [
     "target_of",
     "unbound_drafter",
 ]
-ADDED_LATER = {"README.md", "acceptance.json", "ranks.json", "report.png"}
+REPORT_FILE = "acceptance.json"
+ADDED_LATER = {"README.md", REPORT_FILE, RANKS_FILE, "report.png"}
 _LIBRARIES = ("torch", "transformers", "tokenizers", "safetensors", "huggingface_hub")
 
 

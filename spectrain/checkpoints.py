@@ -22,7 +22,7 @@ from spectrain.files import atomic_file, write_json
 from spectrain.identity import first_difference
 from spectrain.selection import Selection
 
-BEST_FILE = "best.json"
+BEST_FILE, PROGRESS_FILE = "best.json", "progress.json"
 
 
 @dataclass(frozen=True)
@@ -52,9 +52,12 @@ class Checkpoints:
         return self.folder / f"step-{step:06d}"
 
     def all(self) -> list[Path]:
-        """Complete checkpoints, oldest first (by step number, not by name or time)."""
-        found = [path for path in self.folder.glob("step-*") if (path / "progress.json").exists()]
-        return sorted(found, key=lambda path: int(path.name.removeprefix("step-")))
+        """Complete checkpoints, oldest first."""
+        return complete(self.folder)
+
+    def steps(self) -> list[int]:
+        """Their steps, ascending."""
+        return [_step(path) for path in self.all()]
 
     def resume(self) -> Progress:
         """Load the latest checkpoint, if there is one."""
@@ -85,7 +88,7 @@ class Checkpoints:
     def chosen(self, selection: Selection) -> int:
         """The step whose bundle is the run's: of the best validation, or the latest checkpoint's."""
         if not self.keep_best or selection.step is None:
-            return int(self.all()[-1].name.removeprefix("step-"))
+            return self.steps()[-1]
         if self._best(selection) is None:
             raise SpectrainError(
                 f"training.select is best, which is step {selection.step} of this run, but {self.at(selection.step)} "
@@ -107,7 +110,7 @@ class Checkpoints:
             with whole(self.module):
                 if self.accelerator.is_main_process:
                     save_bundle(partial / "bundle")
-                    write_json(partial / "progress.json", asdict(progress) | {"run": self.run})
+                    write_json(partial / PROGRESS_FILE, asdict(progress) | {"run": self.run})
                     shutil.rmtree(final, ignore_errors=True)
                     os.rename(partial, final)
                     self._name_best(progress.selection)
@@ -139,17 +142,26 @@ class Checkpoints:
                 shutil.rmtree(gone)
 
 
+def complete(folder: Path) -> list[Path]:
+    """The whole checkpoints of a folder of them, oldest first (by step number, not by name or time)."""
+    return sorted((path.parent for path in folder.glob(f"step-*/{PROGRESS_FILE}")), key=_step)
+
+
+def _step(checkpoint: Path) -> int:
+    return int(checkpoint.name.removeprefix("step-"))
+
+
 def read_progress(checkpoint: Path) -> dict[str, Any]:
     """What a checkpoint says of its place in the run. SpectrainError, naming it, where that cannot be read."""
     try:
-        progress: dict[str, Any] = json.loads((checkpoint / "progress.json").read_text(encoding="utf-8"))
+        progress: dict[str, Any] = json.loads((checkpoint / PROGRESS_FILE).read_text(encoding="utf-8"))
         if not progress.keys() >= {"step", "seconds", "run"}:
             raise ValueError(f"its keys are {sorted(progress)}")
         if type(progress["step"]) is not int or not isinstance(progress["seconds"], (int, float)):
             raise ValueError(f"step {progress['step']!r} and seconds {progress['seconds']!r} are no numbers")
         return progress
     except (ValueError, AttributeError) as error:
-        raise _damaged(checkpoint, f"progress.json: {error}") from error
+        raise _damaged(checkpoint, f"{PROGRESS_FILE}: {error}") from error
 
 
 def _damaged(checkpoint: Path, what: str) -> SpectrainError:

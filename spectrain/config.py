@@ -114,6 +114,11 @@ class Recipe(_Part):
     output: str
     prepared: str | None = Field(None, description="where answers and features lie; default output")
 
+    @property
+    def prepared_data(self) -> Path:
+        """The folder of the prepared chats: their answers, their counts, their audit."""
+        return Path(self.prepared or self.output) / "data"
+
     @model_validator(mode="after")
     def _baselines_need_no_training(self) -> Recipe:
         names = [b.type for b in self.baselines]

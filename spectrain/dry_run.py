@@ -12,13 +12,13 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from spectrain import estimate as counting
-from spectrain.checkpoints import read_progress
+from spectrain.checkpoints import complete, read_progress
 from spectrain.config import Recipe, load_recipe
 from spectrain.data.conversations import encode_all, load_conversations
 from spectrain.errors import SpectrainError
-from spectrain.estimate_table import duration, table
+from spectrain.estimate_table import duration, size, table
 from spectrain.schedule import Curriculum
-from spectrain.workload import Workload, check_positive, local_tokenizer, rates, usable_traffic, workload
+from spectrain.workload import COUNTS_FILE, Workload, check_positive, local_tokenizer, rates, usable_traffic, workload
 
 UTILISATION = 0.4  # what `spectrain estimate` assumes unless told
 
@@ -52,7 +52,7 @@ def dry_run(path: Path, overrides: Sequence[str], *, tflops: float | None = None
         f"rows: {work.train.rows:,} to train on, {work.heldout.rows:,} held out; tokens {work.source}",
         f"optimizer steps: {steps:,} ({how}), {done:,} of them done; a validation every "
         f"{recipe.training.validate_every}, a checkpoint every {recipe.training.checkpoint_every}",
-        f"memory of a process in training: {document['memory']['training']['peak'] / (1 << 30):.2f} GiB",
+        f"memory of a process in training: {size(document['memory']['training']['peak'])}",
         f"time of everything from the start: {duration(document['time']['total'])}",
     ]
     return "\n".join([*lines, "", table(document)])
@@ -62,8 +62,8 @@ def row_lengths(recipe: Recipe, work: Workload) -> Sequence[int] | None:
     """Tokens of every training row, in order; None where they are not known without work or a tokenizer from afar."""
     if work.lengths is not None:
         return work.lengths
-    prepared = Path(recipe.prepared or recipe.output) / "data"
-    tokenizer = local_tokenizer(recipe) if (prepared / "counts.json").is_file() else None
+    prepared = recipe.prepared_data
+    tokenizer = local_tokenizer(recipe) if (prepared / COUNTS_FILE).is_file() else None
     if tokenizer is None:
         return None
     given = recipe.regenerate is None
@@ -74,5 +74,5 @@ def row_lengths(recipe: Recipe, work: Workload) -> Sequence[int] | None:
 
 def steps_done(recipe: Recipe) -> int:
     """Steps that a run would go on from."""
-    found = (Path(recipe.output) / "training" / "checkpoints").glob("step-*/progress.json")
-    return max((read_progress(path.parent)["step"] for path in found), default=0)
+    found = complete(Path(recipe.output) / "training" / "checkpoints")
+    return int(read_progress(found[-1])["step"]) if found else 0

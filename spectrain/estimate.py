@@ -29,7 +29,9 @@ from spectrain.blueprint import (
 from spectrain.config import Recipe
 from spectrain.drafters import TrainableDrafter
 from spectrain.errors import SpectrainError
-from spectrain.losses import CHUNK
+from spectrain.head_loss import CHUNK
+from spectrain.identity import tokenizer_size
+from spectrain.weights import floating_dtype
 from spectrain.workload import Rates, Side, Workload
 
 CHUNK_COPIES = 8  # matrices of chunk x columns in float32 that a loss and its gradient hold at once
@@ -68,12 +70,9 @@ def load_config(recipe: Recipe, recipe_path: Path, given: str | None = None) -> 
 
 def blueprint(recipe: Recipe, config: PreTrainedConfig) -> Blueprint:
     """The recipe's target on paper; its tokenizer says how many ids exist, where it is in a folder here."""
-    kind = getattr(torch, recipe.target.dtype.removeprefix("torch."), None)
-    if not isinstance(kind, torch.dtype) or not kind.is_floating_point:
-        raise SpectrainError(f"target.dtype {recipe.target.dtype!r} is not a torch dtype; use float32 or bfloat16")
-    folder, size = Path(recipe.target.name), None
+    kind, folder, size = floating_dtype(recipe.target.dtype), Path(recipe.target.name), None
     if (folder / "tokenizer_config.json").is_file():
-        size = max(AutoTokenizer.from_pretrained(folder, trust_remote_code=False).get_vocab().values()) + 1
+        size = tokenizer_size(AutoTokenizer.from_pretrained(folder, trust_remote_code=False))
     return Blueprint(config, kind, name=recipe.target.name, tokenizer_size=size)
 
 

@@ -13,7 +13,7 @@ from typing import Any
 
 from transformers import AutoTokenizer, PreTrainedConfig
 
-from spectrain.bundle import check_pairing, check_place, read_bundle, save_bundle, unbound_drafter
+from spectrain.bundle import ADDED_LATER, check_pairing, check_place, read_bundle, save_bundle, unbound_drafter
 from spectrain.errors import SpectrainError
 from spectrain.files import atomic_folder, file_digest
 from spectrain.identity import compare, tokenizer_identity
@@ -31,7 +31,7 @@ from spectrain.reload import check_reload
 from spectrain.target import Target
 
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "tokenizer_config.json", "vocab.json")
-_NOT_OF_A_CHECKPOINT = {CONFIG_FILE, WEIGHTS_FILE, MANIFEST_FILE, "README.md", "acceptance.json", "ranks.json"}
+_NOT_OF_A_CHECKPOINT = {CONFIG_FILE, WEIGHTS_FILE, MANIFEST_FILE, *ADDED_LATER}
 
 
 def export_checkpoint(bundle: Path, name: str, folder: Path, target: Target, *, verify: bool = True) -> None:

@@ -55,9 +55,17 @@ class OutputHead:
         return OutputHead(self.weight_VH[columns_D], bias_D, self.cap, columns_D.numel())
 
     def first(self, count: int) -> OutputHead:
-        """This head cut to its first columns, which share memory with it."""
+        """This head cut to its first columns, which share memory with it (all of them: as it is)."""
+        if count == len(self.weight_VH):
+            return self
         bias_D = None if self.bias_V is None else self.bias_V[:count]
         return OutputHead(self.weight_VH[:count], bias_D, self.cap, min(self.size, count))
+
+    def folded(self) -> Tensor:
+        """The weight alone; with a bias, that is the weight of one more value of the state, which is always 1."""
+        if self.bias_V is None:
+            return self.weight_VH
+        return torch.cat([self.weight_VH, self.bias_V[:, None]], 1)
 
     def logits(self, hidden_XH: Tensor) -> Tensor:
         """[..., H] after the final norm -> [..., V] next-token logits; padded vocabulary rows are -inf."""
@@ -96,3 +104,14 @@ class LawSummary:
     greedy_N: Tensor
     top_ids_NK: Tensor | None
     top_log_p_NK: Tensor | None
+
+
+def with_one(hidden_XH: Tensor, folded_VH: Tensor) -> Tensor:
+    """States as a folded head reads them: with a 1 at their end where it has a bias."""
+    has_bias = folded_VH.shape[1] > hidden_XH.shape[-1]
+    return nn.functional.pad(hidden_XH, (0, 1), value=1.0) if has_bias else hidden_XH
+
+
+def columns_of(size: int, vocabulary: int, device: torch.device) -> Tensor | None:
+    """Target ids of a head's columns that is cut to the ``size`` ids that exist; None where that is all of them."""
+    return torch.arange(size, device=device) if size < vocabulary else None

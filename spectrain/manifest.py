@@ -11,7 +11,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
 
 from spectrain.drafters.base import OWN_TARGET
 from spectrain.errors import SpectrainError
-from spectrain.files import json_digest, write_json
+from spectrain.files import json_digest
 from spectrain.identity import TargetIdentity
 
 MANIFEST_FILE = "spectrain.json"
@@ -178,10 +178,3 @@ def with_target(manifest: Manifest, name: str, revision: str) -> Manifest:
     field = "target" if manifest.derived_from is None else "derived_from"
     record = getattr(manifest, field).model_copy(update={"name": name, "revision": revision})
     return manifest.model_copy(update={field: record})
-
-
-def name_target(folder: Path | str, name: str, revision: str) -> Manifest:
-    """Record the Hub id and revision of the target, which a bundle trained against a local folder lacks."""
-    manifest = with_target(read_manifest(folder), name, revision)
-    write_json(Path(folder) / MANIFEST_FILE, manifest.model_dump(mode="json"))
-    return manifest

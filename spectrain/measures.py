@@ -66,28 +66,11 @@ class RoundCounts:
     def __add__(self, other: RoundCounts) -> RoundCounts:
         return RoundCounts(self.seen + other.seen)
 
-    def to_json(self) -> list[list[int | bool]]:
-        """Rows [proposed, accepted, committed, clipped, how often], in order."""
-        return [[*key, times] for key, times in sorted(self.seen.items())]
-
-    @classmethod
-    def from_json(cls, rows: Iterable[Sequence[object]]) -> RoundCounts:
-        """The inverse of `to_json`. Raises SpectrainError for rows that no rounds could have given."""
-        counts = cls()
-        for proposed, accepted, committed, clipped, times in rows:
-            one = cls.from_rounds([(proposed, accepted, committed, clipped)])
-            counts.seen.update({key: _count(times) for key in one.seen if times})
-        return counts
-
     # Sums over all rounds
 
     @property
     def rounds(self) -> int:
         return self.seen.total()
-
-    @property
-    def clipped_rounds(self) -> int:
-        return sum(times for (_, _, _, clipped), times in self.seen.items() if clipped)
 
     @property
     def proposed_tokens(self) -> int:
@@ -112,14 +95,6 @@ class RoundCounts:
     @property
     def whole(self) -> RoundCounts:
         return RoundCounts(Counter({key: times for key, times in self.seen.items() if not key[3]}))
-
-    @property
-    def accepted_histogram(self) -> list[int]:
-        """Whole rounds by accepted prefix length 0, 1, …, the longest proposal."""
-        histogram = [0] * (self._longest() + 1)
-        for (_, accepted, _, clipped), times in self.seen.items():
-            histogram[accepted] += 0 if clipped else times
-        return histogram
 
     @property
     def reached(self) -> list[int]:

@@ -16,8 +16,7 @@ from __future__ import annotations
 import json
 import random
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -33,6 +32,7 @@ from spectrain.decoding import generate_batch
 from spectrain.decoding.requests import stream_seed
 from spectrain.decoding.unverified import draft_text
 from spectrain.drafters.base import TrainableDrafter
+from spectrain.drafters.scoring import evaluating
 from spectrain.errors import SpectrainError
 from spectrain.exact.sampler import Sampler
 from spectrain.files import write_json
@@ -175,7 +175,7 @@ class OnPolicy:
         chats = self._chats((step - 1) // self.config.refresh)
         part = list(enumerate(chats))[self.accelerator.process_index :: self.accelerator.num_processes]
         rows: list[tuple[int, EncodedRow]] = []
-        with _evaluating(self.drafter):
+        with evaluating(self.drafter):
             for start in range(0, len(part), self.config.batch_size):
                 batch = part[start : start + self.config.batch_size]
                 prompts = [self.prompts[chat] for _, chat in batch]
@@ -231,13 +231,3 @@ class OnPolicy:
         found = json.loads(file.read_text(encoding="utf-8"))
         rows = [EncodedRow(row["conversation"], "on-policy", row["ids"], row["mask"]) for row in found["rows"]]
         return Pool(rows, found["first"], self.tokens, self.config.seed)
-
-
-@contextmanager
-def _evaluating(drafter: TrainableDrafter) -> Iterator[None]:
-    training = drafter.training
-    drafter.eval()
-    try:
-        yield
-    finally:
-        drafter.train(training)

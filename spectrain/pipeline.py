@@ -20,7 +20,7 @@ import torch
 from spectrain.attention import context
 from spectrain.bundle import save_drafter
 from spectrain.config import Recipe
-from spectrain.data.batches import plan_epoch, some_rows
+from spectrain.data.batches import answer_counts, plan_epoch, some_rows
 from spectrain.data.conversations import Conversation, EncodedRow, encode_all, load_conversations
 from spectrain.data.feature_rows import FeatureRows, LiveFeatures
 from spectrain.data.features import extract_features, store_key
@@ -178,10 +178,7 @@ class Run:
         _check_device(self.target.device, processes().device)
         start = self._start()  # before hours of preparation
         prepared = self.prepare()
-        counts_V = torch.zeros(self.target.vocab_size, dtype=torch.long)
-        for row in prepared.train_rows:
-            answers = torch.tensor(row.ids)[torch.tensor(row.mask, dtype=torch.bool)]
-            counts_V += torch.bincount(answers, minlength=len(counts_V))
+        counts_V = answer_counts(prepared.train_rows, self.target.vocab_size)
         torch.manual_seed(self.recipe.training.seed)
         drafter = family_of(self.recipe.drafter).build(self.recipe.drafter, self.target, counts_V)
         origin = None if start is None else self._warm_start(drafter, start)

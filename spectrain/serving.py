@@ -7,13 +7,12 @@ import shlex
 from pathlib import Path
 from typing import Any
 
+from spectrain.bundle import REPORT_FILE
 from spectrain.errors import SpectrainError
 from spectrain.evaluation.document import read_document
 from spectrain.interop import Served, format_of_config, read_config
 from spectrain.interop.layouts import layouts_of
 from spectrain.manifest import Manifest, read_manifest, target_of
-
-REPORT = "acceptance.json"
 
 
 def serve_commands(bundle: Path, k: int | None = None) -> str:
@@ -45,10 +44,10 @@ def serve_commands(bundle: Path, k: int | None = None) -> str:
 
 def _recommended(bundle: Path, family: str) -> tuple[int, str]:
     """k of the report's first sampler, for the bundle's own drafter, and the reason in words."""
-    path = bundle / REPORT
+    path = bundle / REPORT_FILE
     if not path.is_file():
         raise SpectrainError(
-            f"{bundle} has no {REPORT}: nobody has measured yet whether it pays; evaluate it, or give --k"
+            f"{bundle} has no {REPORT_FILE}: nobody has measured yet whether it pays; evaluate it, or give --k"
         )
     block = read_document(path)["samplers"][0]
     found: dict[str, Any] = block["verdict"]["by_drafter"].get(family, {}).get("overall", {})
@@ -61,7 +60,7 @@ def _recommended(bundle: Path, family: str) -> tuple[int, str]:
         raise SpectrainError(
             f"{path} recommends the tree {found['contender']}, which these servers do not take; give --k"
         )
-    return int(found["k"]), f"{REPORT} says on, with {found['contender']} ({block['name']})"
+    return int(found["k"]), f"{REPORT_FILE} says on, with {found['contender']} ({block['name']})"
 
 
 def _warnings(target: str, manifest: Manifest) -> list[str]:

@@ -26,10 +26,10 @@ from spectrain.attention import Masks, cached_forward, check_attention
 from spectrain.cache import KeyValueCache, cache_argument, check_reversible
 from spectrain.errors import SpectrainError
 from spectrain.heads import OutputHead
-from spectrain.identity import TargetIdentity, check_rows, target_identity
+from spectrain.identity import TargetIdentity, check_rows, target_identity, tokenizer_size
 from spectrain.shapes import Layout
 from spectrain.taps import check_taps
-from spectrain.weights import resolve_model
+from spectrain.weights import floating_dtype, resolve_model
 
 
 @dataclass(frozen=True)
@@ -95,7 +95,7 @@ class Target:
         self.name, self.folder, self.revision = name, folder, revision
         self.config = model.config.get_text_config(decoder=True)
         check_rows(tokenizer, self.head_weight.shape[0])
-        self.tokenizer_size = max(tokenizer.get_vocab().values()) + 1
+        self.tokenizer_size = tokenizer_size(tokenizer)
         cache_argument(model.base_model)
         self._masks = Masks(self.config)
         self._taps: tuple[int, ...] = ()
@@ -260,10 +260,7 @@ def load_target(name: str, *, revision: str | None = None, dtype: str = "float32
     folder, commit = resolve_model(name, revision)
     if not (folder / "config.json").is_file():
         raise SpectrainError(f"target folder {str(folder)!r} has no config.json; expected a transformers model folder")
-    place, dtype = _device(device), str(dtype).removeprefix("torch.")
-    kind = getattr(torch, dtype, None)
-    if not isinstance(kind, torch.dtype) or not kind.is_floating_point:
-        raise SpectrainError(f"target.dtype {dtype!r} is not a torch dtype; use float32, bfloat16 or float16")
+    place, kind = _device(device), floating_dtype(dtype)
     try:
         tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
         config = AutoConfig.from_pretrained(folder, trust_remote_code=False).get_text_config(decoder=True)

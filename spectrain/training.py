@@ -174,9 +174,8 @@ class Trainer:
         """The step's on-policy micro-batches, and what was written for them if this is where new rows are due."""
         if self.on_policy is None:
             return [], {}
-        kept = [int(path.name.removeprefix("step-")) for path in self.checkpoints.all()]
         with whole(self.module):
-            written = self.on_policy.prepare(step.number, step.on_policy.start, kept)
+            written = self.on_policy.prepare(step.number, step.on_policy.start, self.checkpoints.steps())
         return self.on_policy.micro_batches(step.on_policy), {} if written is None else {"on_policy": written}
 
     def _step(self, batches: Sequence[MicroBatch], step: int) -> dict[str, Any]:

@@ -1,4 +1,5 @@
-"""Stored models: where they lie, and the digest of their weights, read without loading a model."""
+"""Stored models: where they lie, the dtype they are loaded in, and the digest of their weights, for which no model is
+loaded."""
 
 from __future__ import annotations
 
@@ -9,6 +10,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import torch
 from huggingface_hub import snapshot_download
 
 from spectrain.errors import SpectrainError
@@ -38,6 +40,15 @@ def resolve_model(
             f"(revision {revision or 'main'}): {type(error).__name__}: {error}"
         ) from error
     return folder, folder.name
+
+
+def floating_dtype(name: str) -> torch.dtype:
+    """A floating torch dtype by its name, with or without ``torch.``."""
+    name = str(name).removeprefix("torch.")
+    kind = getattr(torch, name, None)
+    if not isinstance(kind, torch.dtype) or not kind.is_floating_point:
+        raise SpectrainError(f"target.dtype {name!r} is not a torch dtype; use float32, bfloat16 or float16")
+    return kind
 
 
 def weights_digest(folder: Path) -> str:

@@ -20,6 +20,7 @@ from spectrain.data.template import set_template_kwargs
 from spectrain.errors import SpectrainError
 from spectrain.traffic import Traffic, read_traffic, usable
 
+COUNTS_FILE = "counts.json"  # of a prepared run
 PROBE_SECONDS = 0.5
 ROW_TOKENS = 1024
 
@@ -60,7 +61,7 @@ def workload(recipe: Recipe, *, tokens: int | None = None, answer_share: float |
         return _given(recipe, tokens, answer_share, row_tokens)
     if answer_share is not None or row_tokens is not None:
         raise SpectrainError("--answer-share and --row-tokens describe what --tokens counts; give --tokens as well")
-    counts = Path(recipe.prepared or recipe.output) / "data" / "counts.json"
+    counts = recipe.prepared_data / COUNTS_FILE
     if counts.is_file():
         found = json.loads(counts.read_text(encoding="utf-8"))
         sides = [Side(found[s]["rows"], found[s]["tokens"], found[s]["answer_tokens"]) for s in ("train", "heldout")]

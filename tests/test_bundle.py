@@ -15,7 +15,7 @@ from spectrain.errors import SpectrainError
 from spectrain.files import file_digest, json_digest
 from spectrain.identity import TargetIdentity, tokenizer_identity
 from spectrain.interop import speculators_eagle3
-from spectrain.manifest import MANIFEST_FILE, chose_the_step, name_target, publishable, read_manifest
+from spectrain.manifest import MANIFEST_FILE, chose_the_step, publishable, read_manifest, with_target
 
 TARGET = TargetIdentity("LlamaForCausalLM", "c" * 64, "w" * 64, "org/target", "abc")
 
@@ -306,8 +306,9 @@ def test_a_local_target_cannot_be_published_until_it_is_named(save, tmp_path):
         assert "not a Hub id" in str(publishable(manifest))
     manifest = save(tmp_path / "b", target=TargetIdentity("L", "c", "w", "org/target"))
     assert "has no revision" in str(publishable(manifest))
-    assert publishable(name_target(tmp_path / "b", "org/target", "abc")) is None
-    assert read_bundle(tmp_path / "b").manifest.target.revision == "abc"
+    named = with_target(manifest, "org/target", "abc")
+    assert publishable(named) is None
+    assert (named.target.revision, named.target.identity.digest) == ("abc", manifest.target.identity.digest)
 
 
 def test_a_folder_that_looks_like_a_hub_id_is_local(save, tmp_path, monkeypatch):

@@ -1,9 +1,16 @@
-"""Which rows go together, and in which order: length buckets, shuffled by a seed, the same on every machine."""
+"""Which rows go together, and in which order: length buckets, shuffled by a seed, the same on every machine; and what
+they count for.
+
+Shapes: V ids.
+"""
 
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+
+import torch
+from torch import Tensor
 
 from spectrain.data.conversations import EncodedRow
 from spectrain.data.feature_rows import FeatureRows, padded, row_features
@@ -48,6 +55,15 @@ def some_rows(store: FeatureRows, supervised: int, seed: int = 0) -> list[int]:
         rows.append(row)
         supervised -= int(store.answer(row).sum())
     return rows
+
+
+def answer_counts(rows: Iterable[EncodedRow], size: int) -> Tensor:
+    """How often each id below ``size`` is an answer's token, int64 [size]."""
+    counts_V = torch.zeros(size, dtype=torch.long)
+    for row in rows:
+        answers = torch.tensor(row.ids)[torch.tensor(row.mask, dtype=torch.bool)]
+        counts_V += torch.bincount(answers, minlength=size)
+    return counts_V
 
 
 def lengths_exceed(lengths: Sequence[int], rows: Sequence[int], tokens: int) -> bool:

@@ -151,6 +151,12 @@ def _calls(calls: Any, where: str) -> list[dict[str, Any]]:
     return list(plain_json(found, "bad_tools", f"{where}: tool_calls"))
 
 
+def arguments_as_text(call: Mapping[str, Any]) -> dict[str, Any]:
+    """A tool call with its arguments as JSON text, as OpenAI has them and as some templates take them."""
+    function = call["function"]
+    return {**call, "function": {**function, "arguments": json.dumps(function["arguments"], ensure_ascii=False)}}
+
+
 def _json(text: str, where: str) -> Any:
     try:
         return json.loads(text)

@@ -7,7 +7,6 @@ boundaries is refused by name.
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Mapping, Sequence
 from functools import cached_property
@@ -17,8 +16,9 @@ from typing import Any
 from transformers import PreTrainedTokenizerBase
 
 from spectrain.data.dropped import RowError
-from spectrain.data.messages import REASONING
+from spectrain.data.messages import REASONING, arguments_as_text
 from spectrain.errors import SpectrainError
+from spectrain.identity import common_prefix
 
 Turn = Mapping[str, Any]  # {"role": ..., "content": ..., ...}
 Tools = Sequence[Mapping[str, Any]]
@@ -83,7 +83,7 @@ class ChatTemplate:
         if "reasoning_content" in turn:
             turn[self._reasoning_key] = turn.pop("reasoning_content")
         if "tool_calls" in turn and self._arguments_as_text:
-            turn["tool_calls"] = [_with_text(call) for call in turn["tool_calls"]]
+            turn["tool_calls"] = [arguments_as_text(call) for call in turn["tool_calls"]]
         return turn
 
     @cached_property
@@ -97,7 +97,7 @@ class ChatTemplate:
         call = {"id": "abcdefghi", "type": "function", "function": {"name": "probe", "arguments": _PROBE_CALL}}
         asked = {"role": "user", "content": "a"}
         shown = []
-        for one in (call, _with_text(call)):
+        for one in (call, arguments_as_text(call)):
             try:
                 turns: list[Turn] = [asked, {"role": "assistant", "content": "", "tool_calls": [one]}]
                 shown.append(str(self._apply(turns, False, None, tokenize=False)))
@@ -115,7 +115,7 @@ class ChatTemplate:
             one, other = (self.render([asked, answer], generation_prompt=False) for answer in answers)
         except RowError as error:  # it fails on the simplest chat: no row will do
             raise SpectrainError(str(error)) from error
-        after = one[len(one) - _common(one[::-1], other[::-1]) :]
+        after = one[len(one) - common_prefix(one[::-1], other[::-1]) :]
         special = {*self.tokenizer.all_special_ids, *self.tokenizer.added_tokens_decoder}
         start = next((i for i, token in enumerate(after) if token in special), None)
         if start is None or one == other:
@@ -133,7 +133,7 @@ class ChatTemplate:
         """
         prompt = self.render(history, True, tools)
         full = self.render([*history, answer], False, tools)
-        same = _common(prompt, full)
+        same = common_prefix(prompt, full)
         if same < len(prompt):
             rest = self._continuation(history, answer, tools, prompt)
             if rest is None:
@@ -150,7 +150,7 @@ class ChatTemplate:
         """Ids of what follows the prompt, where the whole text cuts into other tokens at the boundary, or where the
         generation prompt opens a trace that the template leaves out of a finished turn; None where nothing follows."""
         opened, closed = self._text(history, True, tools), self._text([*history, answer], False, tools)
-        same = _common(opened, closed)
+        same = common_prefix(opened, closed)
         rest = closed[same:] if same == len(opened) else _with_trace(opened[same:], answer, closed[same:])
         if rest is None:
             return None
@@ -193,11 +193,6 @@ class ChatTemplate:
         )
 
 
-def _with_text(call: Mapping[str, Any]) -> dict[str, Any]:
-    function = dict(call["function"])
-    return {**call, "function": function | {"arguments": json.dumps(function["arguments"], ensure_ascii=False)}}
-
-
 def _with_trace(opening: str, answer: Turn, visible: str) -> str | None:
     """The turn after a generation prompt that ends in ``opening``, with the trace that the answer has; ``visible`` is
     what the template shows of it. None where no trace is opened, or the answer has none."""
@@ -220,9 +215,3 @@ def _with_trace(opening: str, answer: Turn, visible: str) -> str | None:
         return None
     gap = shown[: len(shown) - len(shown.lstrip())]
     return trace + closing + gap + after
-
-
-def _common(one: Sequence[Any], other: Sequence[Any]) -> int:
-    """Length of the common prefix."""
-    pairs = zip(one, other, strict=False)
-    return next((i for i, (a, b) in enumerate(pairs) if a != b), min(len(one), len(other)))

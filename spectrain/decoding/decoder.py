@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from spectrain.cache import last_positions, right_padded
-from spectrain.decoding.outcome import check_finite, evaluate
+from spectrain.decoding.outcome import Outcome, check_finite, evaluate
 from spectrain.decoding.requests import Options, check_request, uniform_stream
 from spectrain.decoding.stopping import Finish
 from spectrain.decoding.trace import Clock, Generation, Judged, Observer, Round
@@ -148,32 +148,25 @@ class Decoding:
         other_s = clock.lap()
         self._observe([outcome.tokens[row] for row in rows], lambda: outcome.kept_features(rows), outcome.answers(rows))
         draft_s += clock.lap()
-        total_s = draft_s + outcome.target_s + outcome.other_s + other_s
-        held = self.drafter.memory(self._state) if self.drafter is not None else 0
-        cached = self._cache.bytes()
-        for row, (i, event) in enumerate(zip(running, emitted, strict=True)):
-            clipped = _clip(event.finished, limits[row] < self._depth)
-            # Accepted draft tokens behind an end were never part of the answer.
-            accepted, count = min(len(outcome.paths[row]), len(event.tokens)), len(event.tokens)
-            self.results[i].rounds.append(
-                Round(
-                    outcome.depths[row],
-                    accepted,
-                    count,
-                    clipped,
-                    outcome.nodes[row],
-                    draft_s,
-                    outcome.target_s,
-                    total_s,
-                )
-            )
-            self.results[i].total_s += total_s
-            self.results[i].state_bytes = max(self.results[i].state_bytes, held)
-            self.results[i].cache_bytes = max(self.results[i].cache_bytes, cached)
+        self._book(emitted, outcome, limits, draft_s, draft_s + outcome.target_s + outcome.other_s + other_s)
         if self._observer is not None and outcome.p_BMV is not None:  # the next round starts its clock anew
             self._observer(Judged(running, outcome.p_BMV, proposal, outcome.nodes, outcome.paths,
                                   [len(event.tokens) for event in emitted]))  # fmt: skip
         return emitted
+
+    def _book(self, emitted: Sequence[Emitted], outcome: Outcome, limits: Sequence[int], draft_s: float,
+              total_s: float) -> None:  # fmt: skip
+        """Add a round to the trace of each request that was in it."""
+        held = self.drafter.memory(self._state) if self.drafter is not None else 0
+        cached = self._cache.bytes()
+        for row, event in enumerate(emitted):
+            result, count = self.results[event.request], len(event.tokens)
+            # Accepted draft tokens behind an end were never part of the answer.
+            accepted, clipped = min(len(outcome.paths[row]), count), _clip(event.finished, limits[row] < self._depth)
+            result.rounds.append(Round(outcome.depths[row], accepted, count, clipped, outcome.nodes[row],
+                                       draft_s, outcome.target_s, total_s))  # fmt: skip
+            result.total_s += total_s
+            result.state_bytes, result.cache_bytes = max(result.state_bytes, held), max(result.cache_bytes, cached)
 
     @property
     def stop(self) -> tuple[str, ...]:

@@ -121,6 +121,10 @@ class DraftOutput:
     teacher: FeatureBatch | None = None
     auxiliary: tuple[Auxiliary, ...] = ()
 
+    def held_to(self, batch: FeatureBatch) -> FeatureBatch:
+        """Whose law the depths are held to, where ``batch`` was given."""
+        return batch if self.teacher is None else self.teacher
+
 
 @dataclass(frozen=True)
 class Probes:

@@ -22,6 +22,7 @@ from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 from spectrain.drafters.draft_layer import DraftLayer
 from spectrain.drafters.feature_drafter import FeatureDrafter, FeatureDrafterConfig, layer_config
 from spectrain.errors import SpectrainError
+from spectrain.heads import columns_of, with_one
 from spectrain.target import FeatureBatch, Features, Target
 
 NOISE_LENGTH = 512  # tokens of the row for which the width of the noise is stated
@@ -69,13 +70,9 @@ class EagleDrafter(FeatureDrafter):
     def bind(self, target: Target) -> None:
         """Borrow the target's embedding, and its head on the ids that exist."""
         super().bind(target)
-        head = target.head
-        weight_DH = head.weight_VH[: head.size]
-        if head.bias_V is not None:  # the weight of one more value of the state, which is always 1
-            weight_DH = torch.cat([weight_DH, head.bias_V.detach()[: head.size, None]], 1)
-        self._head, self.cap, self.columns = (weight_DH,), head.cap, head.size
-        padded = head.size < target.vocab_size
-        self._columns = torch.arange(head.size, device=weight_DH.device) if padded else None
+        head = target.head.first(target.head.size)
+        self._head, self.cap, self.columns = (head.folded(),), head.cap, head.size
+        self._columns = columns_of(head.size, target.vocab_size, head.weight_VH.device)
 
     def read(self, features: Features | FeatureBatch) -> Tensor:
         return features.hidden_BTH.to(self.fc.weight.dtype)
@@ -99,8 +96,7 @@ class EagleDrafter(FeatureDrafter):
         return joined_BTH, joined_BTH
 
     def head_state(self, hidden_XH: Tensor) -> Tensor:
-        with_bias = self.head().shape[1] > hidden_XH.shape[-1]
-        return nn.functional.pad(hidden_XH, (0, 1), value=1.0) if with_bias else hidden_XH
+        return with_one(hidden_XH, self.head())
 
     def head(self) -> Tensor:
         if not self._head:

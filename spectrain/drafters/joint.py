@@ -85,10 +85,6 @@ class MovingTarget:
         for layer in self._layers.values():
             layer.set_scale(ADAPTER, float(yes))
 
-    def release(self) -> None:
-        """Take the adapters out of the target."""
-        self._tuner.unload()
-
     def save(self, folder: Path) -> None:
         """The moved target as a plain model folder, its tokenizer beside it."""
         model, source = self._merged(), self.target

@@ -17,7 +17,7 @@ from typing import Any, Literal
 
 import torch
 from pydantic import Field, model_validator
-from torch import Tensor, nn
+from torch import Tensor
 from transformers import PreTrainedModel
 
 from spectrain.attention import Masks, cached_forward, context
@@ -29,7 +29,8 @@ from spectrain.drafters.growth import GrowingDrafter, below
 from spectrain.drafters.new_model import new_model, new_settings
 from spectrain.errors import SpectrainError
 from spectrain.exact.sampler import Sampler
-from spectrain.heads import OutputHead
+from spectrain.heads import OutputHead, columns_of, with_one
+from spectrain.identity import common_prefix
 from spectrain.losses import supervised
 from spectrain.shapes import Layout, Shape
 from spectrain.target import FeatureBatch, Target
@@ -186,10 +187,8 @@ class LanguageModelDrafter(GrowingDrafter, TrainableDrafter):
         if self.columns is None:
             raise SpectrainError("this drafter does not know which ids exist: call bind(target) first")
         layer, size = self.model.get_output_embeddings(), self.columns
-        weight_DH, bias_D = layer.weight, getattr(layer, "bias", None)
-        if size < len(weight_DH):
-            weight_DH, bias_D = weight_DH[:size], None if bias_D is None else bias_D[:size]
-        return OutputHead(weight_DH, bias_D, getattr(self.model.config, "final_logit_softcapping", None), size)
+        cap = getattr(self.model.config, "final_logit_softcapping", None)
+        return OutputHead(layer.weight, getattr(layer, "bias", None), cap, size).first(size)
 
     # --- training ---------------------------------------------------------------------------------------------
 
@@ -207,10 +206,8 @@ class LanguageModelDrafter(GrowingDrafter, TrainableDrafter):
                 "lower data.max_length, or start from a model with a longer context"
             )
         head, hidden_BTH = self.head(), self.model.base_model(input_ids=batch.ids_BT, use_cache=False).last_hidden_state
-        head_DH = head.weight_VH
-        if head.bias_V is not None:  # the weight of one more state, which is always 1
-            head_DH = torch.cat([head_DH, head.bias_V[:, None]], 1)
-            hidden_BTH = nn.functional.pad(hidden_BTH, (0, 1), value=1.0)
+        head_DH = head.folded()
+        hidden_BTH = with_one(hidden_BTH, head_DH)
         outputs = [
             DepthOutput(
                 hidden_BTH.roll(-depth, dims=1) if depth else hidden_BTH,  # the wrapped tail lies outside every mask
@@ -221,8 +218,7 @@ class LanguageModelDrafter(GrowingDrafter, TrainableDrafter):
             )
             for depth, shift in enumerate(self.shifts(depths))
         ]
-        padded = head.size < self._vocabulary
-        return DraftOutput(tuple(outputs), torch.arange(head.size, device=head_DH.device) if padded else None)
+        return DraftOutput(tuple(outputs), columns_of(head.size, self._vocabulary, head_DH.device))
 
     # --- decoding ---------------------------------------------------------------------------------------------
 
@@ -250,11 +246,7 @@ class LanguageModelDrafter(GrowingDrafter, TrainableDrafter):
             return [0] * len(tokens)
         # The target has read the proposal by now, so this waits for nothing.
         drafted = torch.cat(state.chain, 1).tolist()
-        return [
-            next((n for n, (a, b) in enumerate(zip(chain, new[:-1], strict=False)) if a != b),
-                 min(len(chain), len(new) - 1))
-            for chain, new in zip(drafted, tokens, strict=True)
-        ]  # fmt: skip
+        return [common_prefix(chain, new[:-1]) for chain, new in zip(drafted, tokens, strict=True)]
 
     def propose(self, state: LanguageModelState, sampler: Sampler, shape: Shape, limits: Sequence[int],
                 uniforms_BN: Tensor) -> Proposal:  # fmt: skip

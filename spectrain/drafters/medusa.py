@@ -39,7 +39,7 @@ from spectrain.drafters.growth import GrowingDrafter
 from spectrain.drafters.joint import JointConfig, MovingTarget
 from spectrain.errors import SpectrainError
 from spectrain.exact.sampler import Sampler
-from spectrain.heads import OutputHead
+from spectrain.heads import OutputHead, columns_of
 from spectrain.losses import supervised
 from spectrain.shapes import Shape
 from spectrain.target import FeatureBatch, Target
@@ -230,15 +230,14 @@ class MedusaDrafter(GrowingDrafter, TrainableDrafter):
     def _read(self, batch: FeatureBatch, hidden_BTH: Tensor, depths: int | None) -> DraftOutput:
         shifts = self.shifts(depths)
         shared, hidden_BTH = self.borrowed(), hidden_BTH.to(self._dtype)
-        padded = shared.size < self.vocab_size
-        weights = [head.weight_VH for head in self.heads(len(shifts))]
+        heads = self.heads(len(shifts))
         # The loss takes the depths of one head together, and knows a head by its tensor: cut a shared one once.
-        cut = {id(weight_VH): weight_VH[: shared.size] if padded else weight_VH for weight_VH in weights}
+        cut = {id(head.weight_VH): head.first(shared.size).weight_VH for head in heads}
         outputs = tuple(
-            DepthOutput(block(hidden_BTH), cut[id(weight_VH)], shift, supervised(batch.answer_BT, shift), shared.cap)
-            for block, weight_VH, shift in zip(self.blocks, weights, shifts, strict=False)
+            DepthOutput(block(hidden_BTH), cut[id(head.weight_VH)], shift, supervised(batch.answer_BT, shift), head.cap)
+            for block, head, shift in zip(self.blocks, heads, shifts, strict=False)
         )
-        return DraftOutput(outputs, torch.arange(shared.size, device=hidden_BTH.device) if padded else None)
+        return DraftOutput(outputs, columns_of(shared.size, self.vocab_size, hidden_BTH.device))
 
     @property
     def _dtype(self) -> torch.dtype:

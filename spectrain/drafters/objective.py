@@ -19,16 +19,14 @@ from spectrain.drafters.laws import Law, Teacher, answer_is_there, is_whole, lea
 from spectrain.drafters.positions import Positions, gather, whole_starts
 from spectrain.drafters.tally import Tally
 from spectrain.errors import SpectrainError
+from spectrain.head_loss import RowsLoss, chunk_size, head_loss
 from spectrain.heads import OutputHead, soft_capped
 from spectrain.losses import (
     LOSSES,
     Laws,
     LossName,
     PositionLoss,
-    RowsLoss,
-    chunk_size,
     forward_kl,
-    head_loss,
     mixture,
     pace_weights,
 )
@@ -125,7 +123,7 @@ class DrafterLoss(nn.Module):
         D-PACE both count by the position's own weight.
         """
         output = self.drafter(batch)
-        count, held = len(output.depths), batch if output.teacher is None else output.teacher
+        count, held = len(output.depths), output.held_to(batch)
         total, pace_XK = self._laws(held, output, weights[:count])
         for number, (depth, weight) in enumerate(zip(output.depths, weights[:count], strict=True)):
             if depth.predicts_features:

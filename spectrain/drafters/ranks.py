@@ -13,6 +13,7 @@ from typing import Annotated, Any
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
 from spectrain.drafters.base import TrainableDrafter
+from spectrain.drafters.scoring import evaluating
 from spectrain.drafters.tree_search import Accuracy, best_tree, rank_accuracies
 from spectrain.errors import SpectrainError
 from spectrain.exact.sampler import Sampler
@@ -49,12 +50,8 @@ def measure_ranks(drafter: TrainableDrafter, batches: Iterable[FeatureBatch], he
     ``depths`` overrides the drafter's configured number. SpectrainError when there are no batches.
     """
     asked = {sampler.describe(): sampler for sampler in (Sampler(), *samplers)}
-    training = drafter.training
-    drafter.eval()
-    try:
+    with evaluating(drafter):
         found, positions = rank_accuracies(drafter, batches, head, list(asked.values()), ranks=ranks, depths=depths)
-    finally:
-        drafter.train(training)
     return {"positions": positions, "by_sampler": dict(zip(asked, found, strict=True))}
 
 

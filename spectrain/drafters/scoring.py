@@ -5,7 +5,8 @@ Shapes: B batch, T positions, N supervised positions of a depth, C of a chunk, D
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -122,7 +123,7 @@ def score_batch(drafter: TrainableDrafter, batch: FeatureBatch, head: OutputHead
     It is always the whole law, whatever is stored of it; that of the jointly trained target where the drafter has one.
     """
     output = drafter(batch, depths)
-    held = batch if output.teacher is None else output.teacher
+    held = output.held_to(batch)
     head = head.columns(output.columns_D)
     scores = DepthScores()
     alive_BT = output.depths[0].mask_BT
@@ -171,20 +172,39 @@ def _score_depth(batch: FeatureBatch, depth: DepthOutput, head: OutputHead, colu
     """Sum of acceptance probabilities at T=1, where the greedy draft token equals the target's, and how sure of it the
     drafter was."""
     row_N, at_N = depth.mask_BT.nonzero(as_tuple=True)
-    place_N = _places(depth)
-    log_p, greedy_X = teacher_law(batch, head, place_N), batch.greedy_BT.flatten()
-    hidden_NH = depth.hidden_BTH[row_N, at_N].to(depth.head_DH.dtype)  # a borrowed head has the target's
-    alpha, right_BT = torch.zeros((), device=hidden_NH.device), torch.zeros_like(depth.mask_BT)
-    confidence_N = torch.zeros(len(place_N), device=hidden_NH.device)
-    for start in range(0, hidden_NH.shape[0], chunk):
-        rows = slice(start, start + chunk)
-        z_CD = soft_capped((hidden_NH[rows] @ depth.head_DH.T).float(), depth.cap)
-        laws, column_C = Laws(z_CD, log_p(rows)), z_CD.argmax(-1)
+    place_N, greedy_X, device = _places(depth), batch.greedy_BT.flatten(), depth.hidden_BTH.device
+    alpha, right_BT = torch.zeros((), device=device), torch.zeros_like(depth.mask_BT)
+    confidence_N = torch.zeros(len(place_N), device=device)
+    for rows, laws in laws_by_chunk(batch, depth, head, chunk):
+        column_C = laws.z_ND.argmax(-1)
         alpha += laws.acceptance.sum()
         confidence_N[rows] = laws.q.gather(-1, column_C[:, None]).squeeze(-1)
         best_C = column_C if columns_D is None else columns_D[column_C]
         right_BT[row_N[rows], at_N[rows]] = best_C == greedy_X[place_N[rows]]
     return float(alpha), right_BT, binned(confidence_N, right_BT[row_N, at_N])
+
+
+def laws_by_chunk(
+    batch: FeatureBatch, depth: DepthOutput, head: OutputHead, chunk: int
+) -> Iterator[tuple[slice, Laws]]:
+    """The drafter's law and the target's at a depth's supervised positions, ``chunk`` at a time; ``head`` is the
+    target's, cut to the drafter's columns where only those are asked for."""
+    hidden_NH = depth.hidden_BTH[depth.mask_BT].to(depth.head_DH.dtype)  # a borrowed head has the target's
+    log_p = teacher_law(batch, head, _places(depth))
+    for start in range(0, len(hidden_NH), chunk):
+        rows = slice(start, start + chunk)
+        yield rows, Laws(soft_capped((hidden_NH[rows] @ depth.head_DH.T).float(), depth.cap), log_p(rows))
+
+
+@contextmanager
+def evaluating(drafter: TrainableDrafter) -> Iterator[None]:
+    """The drafter as it decodes, in the middle of its training."""
+    training = drafter.training
+    drafter.eval()
+    try:
+        yield
+    finally:
+        drafter.train(training)
 
 
 def _places(depth: DepthOutput) -> Tensor:

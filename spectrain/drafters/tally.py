@@ -17,8 +17,9 @@ from torch import Tensor
 
 from spectrain.drafters.positions import Positions
 from spectrain.drafters.scoring import DepthScores
+from spectrain.head_loss import RowsLoss
 from spectrain.heads import soft_capped
-from spectrain.losses import Laws, RowsLoss
+from spectrain.losses import Laws
 from spectrain.target import FeatureBatch
 
 

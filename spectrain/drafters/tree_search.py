@@ -17,10 +17,10 @@ import torch
 from torch import Tensor
 
 from spectrain.drafters.base import DepthOutput, TrainableDrafter
-from spectrain.drafters.scoring import teacher_law
+from spectrain.drafters.scoring import laws_by_chunk
 from spectrain.errors import SpectrainError
 from spectrain.exact.sampler import Sampler
-from spectrain.heads import OutputHead, soft_capped
+from spectrain.heads import OutputHead
 from spectrain.shapes import StaticTree
 from spectrain.target import FeatureBatch
 
@@ -49,7 +49,7 @@ def rank_accuracies(drafter: TrainableDrafter, batches: Iterable[FeatureBatch], 
     counts: list[Tensor] = []
     for batch in batches:
         output = drafter(batch, depths)
-        held = batch if output.teacher is None else output.teacher
+        held = output.held_to(batch)
         found = [_depth_sums(held, d, head, output.columns_D, samplers, ranks, chunk) for d in output.depths]
         sums.append(torch.stack(found, 1).cpu())
         counts.append(torch.tensor([int(depth.mask_BT.sum()) for depth in output.depths]))
@@ -61,20 +61,14 @@ def rank_accuracies(drafter: TrainableDrafter, batches: Iterable[FeatureBatch], 
 
 def _depth_sums(batch: FeatureBatch, depth: DepthOutput, head: OutputHead, columns_D: Tensor | None,
                 samplers: Sequence[Sampler], ranks: int, chunk: int) -> Tensor:  # fmt: skip
-    row_N, at_N = depth.mask_BT.nonzero(as_tuple=True)
-    law = teacher_law(batch, head, row_N * depth.mask_BT.shape[1] + at_N + depth.shift - 1)
-    hidden_NH = depth.hidden_BTH[row_N, at_N].to(depth.head_DH.dtype)  # a borrowed head has the target's
     ranks = min(ranks, len(depth.head_DH))
-    sum_SR = torch.zeros(len(samplers), ranks, dtype=torch.float64, device=hidden_NH.device)
-    for start in range(0, len(hidden_NH), chunk):
-        rows = slice(start, start + chunk)
-        z_CD = soft_capped((hidden_NH[rows] @ depth.head_DH.T).float(), depth.cap)
-        token_CR = z_CD.topk(ranks, dim=-1).indices
+    sum_SR = torch.zeros(len(samplers), ranks, dtype=torch.float64, device=depth.hidden_BTH.device)
+    for _, laws in laws_by_chunk(batch, depth, head, chunk):
+        token_CR = laws.z_ND.topk(ranks, dim=-1).indices
         if columns_D is not None:
             token_CR = columns_D[token_CR]
-        log_p_CD = law(rows)
         for sum_R, sampler in zip(sum_SR, samplers, strict=True):
-            sum_R += sampler.probabilities(log_p_CD).gather(-1, token_CR).sum(0)
+            sum_R += sampler.probabilities(laws.log_p_ND).gather(-1, token_CR).sum(0)
     return sum_SR
 
 

@@ -11,14 +11,14 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from spectrain.bundle import BundleContents, read_bundle, unchecked
+from spectrain.bundle import REPORT_FILE, BundleContents, read_bundle, unchecked
 from spectrain.errors import SpectrainError
 from spectrain.evaluation.report import PICTURE, render_picture
 from spectrain.files import file_digest
 from spectrain.hub.card import write_card
 from spectrain.hub.metadata import check_id, read_notes
 from spectrain.hub.privacy import check_names, check_places, check_traffic, without_places
-from spectrain.hub.report import REPORT_FILE, read_report
+from spectrain.hub.report import read_report
 from spectrain.interop import format_of_config
 from spectrain.manifest import MANIFEST_FILE, Manifest, public_target, publishable, with_target
 

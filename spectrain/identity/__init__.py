@@ -5,7 +5,7 @@ a drafter with a target needs: the two only exchange ids. *Traffic identity* add
 into ids (template, normalizer, pre-tokenizer, merges, flags), which training and reports need.
 """
 
-from spectrain.identity.comparison import Comparison, compare, first_difference
+from spectrain.identity.comparison import Comparison, common_prefix, compare, first_difference
 from spectrain.identity.target import TargetIdentity, compare_targets, target_identity
 from spectrain.identity.tokenizer import (
     DECODE_COMPONENTS,
@@ -14,6 +14,7 @@ from spectrain.identity.tokenizer import (
     TokenizerIdentity,
     check_rows,
     tokenizer_identity,
+    tokenizer_size,
 )
 
 __all__ = [
@@ -24,9 +25,11 @@ __all__ = [
     "TargetIdentity",
     "TokenizerIdentity",
     "check_rows",
+    "common_prefix",
     "compare",
     "compare_targets",
     "first_difference",
     "target_identity",
     "tokenizer_identity",
+    "tokenizer_size",
 ]

@@ -129,7 +129,7 @@ def _words(side: TokenizerIdentity, ids: Sequence[int] | None) -> list[str]:
 
 
 def _parted(left: Sequence[str], right: Sequence[str]) -> str:
-    start = _common(left, right)
+    start = common_prefix(left, right)
     shown = " against ".join(str(side[start : start + 6]) for side in (left, right))
     return f"splits differently from token {start} on: {shown}"
 
@@ -143,13 +143,13 @@ def first_difference(left: Any, right: Any, path: str = "") -> str:
         index = next(i for i, (x, y) in enumerate(zip(left, right, strict=True)) if x != y)
         return first_difference(left[index], right[index], f"{path}[{index}]")
     if isinstance(left, (str, list)) and isinstance(right, (str, list)):
-        start = max(0, _common(left, right) - 10)
+        start = max(0, common_prefix(left, right) - 10)
         path, left, right = f"{path}[{start}:]" if start else path, left[start:], right[start:]
     shown = " against ".join(textwrap.shorten(repr(value), 100) for value in (left, right))
     return f"{path}: {shown}" if path else shown
 
 
-def _common(left: Sequence[Any], right: Sequence[Any]) -> int:
-    """Length of the common prefix."""
+def common_prefix(left: Sequence[Any], right: Sequence[Any]) -> int:
+    """How many items two sequences begin with that are the same."""
     pairs = enumerate(zip(left, right, strict=False))
     return next((i for i, (x, y) in pairs if x != y), min(len(left), len(right)))

@@ -163,6 +163,11 @@ def _texts(tokenizer: Any, ids: Sequence[int]) -> dict[str, str]:
     return dict(zip(map(str, ids), texts, strict=True))
 
 
+def tokenizer_size(tokenizer: Any) -> int:
+    """One more than the largest id of a tokenizer: ids from there on do not exist, whatever rows a model has."""
+    return int(max(tokenizer.get_vocab().values())) + 1
+
+
 def check_rows(tokenizer: Any, rows: int) -> None:
     """Raise when an id of the tokenizer has no embedding row; more rows than ids (padding) are fine."""
     token, index = max(tokenizer.get_vocab().items(), key=lambda item: item[1])

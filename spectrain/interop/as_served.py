@@ -136,7 +136,7 @@ def _equal(left: Tensor, right: Tensor) -> bool:
     return left.shape == right.shape and torch.equal(left, right)
 
 
-SERVED = (
+AS_SERVED = (
     AsServed("vllm-eagle3", "EAGLE-3 as vLLM and its speculators library have it", speculators_eagle3, _speculators,
              _with_embedding),
     AsServed("vllm-eagle", "EAGLE as vLLM has it", eagle, _eagle),

@@ -12,7 +12,7 @@ from spectrain.interop import FORMATS, Format, original_eagle, original_medusa, 
 from spectrain.interop._checkpoint import foreign_weights, read_config, read_foreign_tensors
 from spectrain.interop._layout import Layout, Native
 from spectrain.interop._parts import TargetParts
-from spectrain.interop.as_served import SERVED
+from spectrain.interop.as_served import AS_SERVED
 
 __all__ = [
     "LAYOUTS",
@@ -27,7 +27,7 @@ __all__ = [
 ]
 
 # The first that recognises a checkpoint reads it: an original EAGLE has the config.json of a plain Llama model.
-LAYOUTS = cast(tuple[Layout, ...], (sglang_eagle3, original_medusa, original_eagle, *SERVED))
+LAYOUTS = cast(tuple[Layout, ...], (sglang_eagle3, original_medusa, original_eagle, *AS_SERVED))
 
 
 def layout_named(name: str) -> Layout:

@@ -28,8 +28,7 @@ FORMAT = speculators_eagle3.NAME
 
 _ARCHITECTURE = "LlamaForCausalLMEagle3"
 _NESTED, _IDS = "eagle_config", "eagle_aux_hidden_state_layer_ids"
-_MUST_BE_FALSE = ("norm_before_residual", "norm_before_fc", "fc_norm", "norm_output")
-_OWN_KEYS = ("draft_vocab_size", "target_hidden_size", _NESTED, _IDS, *_MUST_BE_FALSE)
+_OWN_KEYS = ("draft_vocab_size", "target_hidden_size", _NESTED, _IDS, *speculators_eagle3.MUST_BE_FALSE)
 _OURS, _THEIRS = "layers.0.", "midlayer."
 
 
@@ -68,9 +67,7 @@ def to_native(config: Mapping[str, Any], tensors: Mapping[str, Tensor], parts: T
     """
     where_config = f"{where}: config.json"
     layer = layer_of(config, _OWN_KEYS, where_config)
-    for key in _MUST_BE_FALSE:
-        if config.get(key, False) is not False:
-            raise SpectrainError(f"{where_config}: {key} is {config[key]!r}; only false is supported")
+    speculators_eagle3.check_variant(config, where_config)
     if type(config.get("draft_vocab_size")) is not int:
         raise SpectrainError(
             f"{where_config}: draft_vocab_size is {config.get('draft_vocab_size')!r}, expected the number of rows of "

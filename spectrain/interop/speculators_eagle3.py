@@ -9,15 +9,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
 from spectrain.drafters.eagle3 import Eagle3Config, Eagle3Drafter
+from spectrain.drafters.vocabulary import target_ids
 from spectrain.errors import SpectrainError
-from spectrain.interop._checkpoint import check_keys, check_shapes, check_sizes, read_config, read_tensors
+from spectrain.interop._checkpoint import check_keys, check_shapes, check_sizes
 from spectrain.interop._llama_layer import (
     EMBEDDING,
     LAYER_KEYS,
@@ -46,7 +46,7 @@ _KEYS = (
     "transformer_layer_config",
     "speculators_config",
 )
-_MUST_BE_FALSE = ("norm_before_residual", "norm_before_fc", "fc_norm", "norm_output")
+MUST_BE_FALSE = ("norm_before_residual", "norm_before_fc", "fc_norm", "norm_output")
 # fmt: off
 _INERT_KEYS = {
     "speculators_version", "embed_requires_grad", "auto_map", "has_no_defaults_at_init", "transformers_version",
@@ -137,7 +137,7 @@ def to_checkpoint(
         "speculators_version": FORMAT_VERSION,
         "draft_vocab_size": settings.draft_vocab_size,
         "target_hidden_size": settings.target_hidden_size,
-        **dict.fromkeys(_MUST_BE_FALSE, False),  # always written: absent means true to vLLM for the first
+        **dict.fromkeys(MUST_BE_FALSE, False),  # always written: absent means true to vLLM for the first
         "embed_requires_grad": settings.embed_requires_grad,
         "eagle_aux_hidden_state_layer_ids": list(settings.taps),
         "transformer_layer_config": {key: settings.layer_config[key] for key in LAYER_KEYS},
@@ -160,27 +160,27 @@ def from_checkpoint(
     there when it was trained.
     """
     where_config = f"{where}: config.json"
-    check_keys(config, _KEYS, {*_MUST_BE_FALSE, *_INERT_KEYS}, where_config)
+    check_keys(config, _KEYS, {*MUST_BE_FALSE, *_INERT_KEYS}, where_config)
     if config["architectures"] != [ARCHITECTURE] or config["speculators_model_type"] != "eagle3":
         found = f"{config['architectures']} with speculators_model_type {config['speculators_model_type']!r}"
         raise SpectrainError(f"{where_config}: expected ['{ARCHITECTURE}'] with 'eagle3', found {found}")
-    for key in _MUST_BE_FALSE:
-        if config.get(key, False) is not False:
-            raise SpectrainError(f"{where_config}: {key} is {config[key]!r}; only false is supported")
+    check_variant(config, where_config)
     settings = _settings(config, where_config)
     _check_settings(settings, where_config)
     _check_tensors(settings, tensors, where)
     return settings, dict(tensors)
 
 
-def from_folder(folder: Path) -> tuple[Eagle3Settings, dict[str, Tensor]]:
-    """``from_checkpoint`` of a folder with config.json and model.safetensors."""
-    return from_checkpoint(read_config(folder), read_tensors(folder), str(folder))
+def check_variant(config: Mapping[str, Any], where: str) -> None:
+    """Raise on a key that asks for a layer other than the published one."""
+    for key in MUST_BE_FALSE:
+        if config.get(key, False) is not False:
+            raise SpectrainError(f"{where}: {key} is {config[key]!r}; only false is supported")
 
 
 def draft_vocabulary(tensors: Mapping[str, Tensor]) -> Tensor:
     """Target id of each draft token, int64 [D], ascending: i + d2t[i]."""
-    return torch.arange(len(tensors["d2t"])) + tensors["d2t"].cpu()
+    return target_ids(tensors["d2t"].cpu())
 
 
 def _settings(config: Mapping[str, Any], where: str) -> Eagle3Settings:

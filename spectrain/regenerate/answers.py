@@ -14,7 +14,7 @@ from typing import Any
 
 from spectrain.data.conversations import Conversation
 from spectrain.errors import SpectrainError
-from spectrain.files import atomic_file, whole_lines
+from spectrain.files import atomic_file, whole_lines, write_json
 from spectrain.identity import first_difference
 
 Row = dict[str, Any]
@@ -52,7 +52,7 @@ class AnswerFile:
             _check_header(self._path, header)
             self.rows = {row["id"]: row for row in map(json.loads, whole_lines(self._path))}
         else:
-            self._write_record(_record(self._path))
+            write_json(_record(self._path), header)
         self._file = self._path.open("a", encoding="utf-8")
 
     def __enter__(self) -> AnswerFile:
@@ -72,17 +72,13 @@ class AnswerFile:
 
     def finish(self, order: Sequence[Conversation]) -> None:
         """Write the output with its record, and drop the partial file."""
-        self._write_record(_record(self.output))
+        write_json(_record(self.output), self._header)
         with atomic_file(self.output) as path:
             lines = (json.dumps(self.rows[c.id], ensure_ascii=False) + "\n" for c in order)
             path.write_text("".join(lines), encoding="utf-8")
         self._file.close()
         self._path.unlink()
         _record(self._path).unlink()
-
-    def _write_record(self, record: Path) -> None:
-        with atomic_file(record) as path:
-            path.write_text(json.dumps(self._header, indent=2) + "\n", encoding="utf-8")
 
 
 def _partial(output: Path) -> Path:

@@ -83,7 +83,7 @@ class Client:
                 self._on_retry()
                 await asyncio.sleep(_wait(attempt, order))
         raise FailingError(
-            f"{url}: asked {tries} times, and no answer came; the last time: {fault}. {_remedy(status)}, or have it "
+            f"{url}: asked {tries} times in vain; the last time: {fault}. {_remedy(status)}, or have it "
             "asked more often with regenerate.server.retries",
             status,
         )

@@ -7,13 +7,13 @@ the chat itself.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict
 
+from spectrain.data.messages import arguments_as_text
 from spectrain.regenerate.client import UnreadableError
 from spectrain.regenerate.config import RegenerateConfig
 
@@ -119,9 +119,7 @@ def _over_the_wire(turn: Mapping[str, Any]) -> dict[str, Any]:
     """A turn with the arguments of its tool calls as JSON text, as OpenAI has them."""
     if "tool_calls" not in turn:
         return dict(turn)
-    calls = [{**c, "function": {**c["function"], "arguments": json.dumps(c["function"]["arguments"])}}
-             for c in turn["tool_calls"]]  # fmt: skip
-    return {**turn, "tool_calls": calls}
+    return {**turn, "tool_calls": [arguments_as_text(call) for call in turn["tool_calls"]]}
 
 
 def _text(value: Any) -> str:

@@ -13,6 +13,7 @@ from spectrain.data.conversations import Conversation
 from spectrain.data.template import ChatTemplate
 from spectrain.decoding.requests import stream_seed
 from spectrain.errors import SpectrainError
+from spectrain.identity import common_prefix
 from spectrain.regenerate.answers import Row, answer_row
 from spectrain.regenerate.client import Client, FailingError, RefusedError, UnreadableError
 from spectrain.regenerate.config import RegenerateConfig
@@ -152,8 +153,7 @@ class Server:
         found = answer.prompt_ids
         if found is None or found == prompt:
             return
-        pairs = enumerate(zip(found, prompt, strict=False))
-        first = next((i for i, (a, b) in pairs if a != b), min(len(found), len(prompt)))
+        first = common_prefix(found, prompt)
         theirs, ours = (f"id {ids[first]}" if first < len(ids) else "nothing more" for ids in (found, prompt))
         raise SpectrainError(
             f"the server reads the prompt as other ids than the local tokenizer and chat template give: at token "

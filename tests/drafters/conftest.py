@@ -61,9 +61,9 @@ def train(drafter: TrainableDrafter, target: Target, batch: FeatureBatch, steps:
     return losses
 
 
-def ready_drafter(kind: type[DrafterConfig], target: Target, seed: int = 0) -> Any:
+def ready_drafter(kind: type[DrafterConfig], target: Target, seed: int = 0, **settings: Any) -> Any:
     """A drafter of this family that can decode: trained ones random, but far from undecided, and in float64."""
-    config = small_config(kind)
+    config = small_config(kind, **settings)
     if kind not in TRAINABLE:
         return FAMILIES[kind](config)  # type: ignore[call-arg]
     torch.manual_seed(seed)

@@ -27,18 +27,8 @@ def target(tiny_target):
 
 
 @pytest.fixture(scope="module")
-def drafter(target):
-    torch.manual_seed(0)
-    counts = torch.randint(1, 100, (target.vocab_size,))
-    drafter = Eagle3Drafter.build(Eagle3Config(draft_vocab_size=DRAFT_VOCABULARY), target, counts).double()
-    with torch.no_grad():
-        for parameter in drafter.parameters():
-            if parameter.dim() > 1:
-                parameter.normal_(std=1.5 / parameter.shape[1] ** 0.5)
-            else:
-                parameter.add_(0.3 * torch.randn_like(parameter))
-    target.tap(drafter.tap_layers)
-    return drafter
+def drafter(target, tools):
+    return tools.ready(Eagle3Config, target, draft_vocab_size=DRAFT_VOCABULARY)
 
 
 def features_of(target, ids):

@@ -19,7 +19,7 @@ from spectrain.drafters.objective import DrafterLoss, LossConfig
 from spectrain.drafters.scoring import score_batch
 from spectrain.errors import SpectrainError
 from spectrain.identity import compare_targets
-from spectrain.manifest import MANIFEST_FILE, name_target, publishable
+from spectrain.manifest import MANIFEST_FILE, publishable, with_target
 from spectrain.speculator import generate, load_bundle
 from spectrain.target import load_target
 from spectrain.training import OptimConfig, Trainer, TrainingConfig
@@ -75,7 +75,7 @@ def test_a_moved_target_leaves_the_one_that_others_hold(target, batch):
     drafter = moved(built(target))
     assert not torch.allclose(drafter._moving.states(batch.ids_BT), before, atol=1e-2)
     assert torch.equal(target.forward(batch.ids_BT).hidden_BTH, before)
-    drafter._moving.release()
+    drafter._moving._tuner.unload()
     assert torch.equal(target.forward(batch.ids_BT).hidden_BTH, before)
     assert not any("lora" in name for name, _ in target.model.named_parameters())
 
@@ -166,7 +166,7 @@ def test_the_anchor_holds_the_target(target, batch):
         states = drafter._moving.states(batch.ids_BT).detach()
         p, q = (target.head.logits(s)[..., : target.tokenizer_size].log_softmax(-1) for s in (batch.hidden_BTH, states))
         gaps.append(float((p.exp() * (p - q)).sum(-1)[batch.answer_BT].mean()))
-        drafter._moving.release()
+        drafter._moving._tuner.unload()
     assert gaps[0] > 4 * gaps[1] > 0
 
 
@@ -265,7 +265,7 @@ def test_a_manifest_that_forgot_the_origin_is_refused(bundle):
 def test_it_is_the_original_whose_name_has_to_be_public(bundle):
     folder, _, _ = bundle
     assert "not a Hub id" in publishable(read_bundle(folder).manifest)
-    manifest = name_target(folder, "org/target", "abc")
+    manifest = with_target(read_bundle(folder).manifest, "org/target", "abc")
     assert publishable(manifest) is None
     assert (manifest.derived_from.name, manifest.target.name) == ("org/target", "target")
 

@@ -28,10 +28,9 @@ from spectrain.exact.sampler import Sampler, draw
 from spectrain.exact.verify.chain import (
     ChainVerdict,
     acceptance_probability,
-    check_chain,
-    check_probabilities,
     verify_chain,
 )
+from spectrain.exact.verify.check import check_chain, check_probabilities
 
 V = 3
 INSIDE = 1e-9  # the ends of a piece; pieces are wider than this by orders of magnitude

@@ -44,8 +44,8 @@ from spectrain.exact.tree_law import (
     without_replacement,
 )
 from spectrain.exact.verify.chain import verify_chain
+from spectrain.exact.verify.check import check_tree
 from spectrain.exact.verify.tree import verify_tree, walk_steps
-from spectrain.exact.verify.tree_check import check_tree
 
 V = 3
 INSIDE = 1e-9  # the ends of a piece; pieces are wider than this by orders of magnitude

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from spectrain import generate, interop, load_bundle
-from spectrain.bundle import load_drafter, read_bundle, save_drafter
+from spectrain.bundle import ADDED_LATER, load_drafter, read_bundle, save_drafter
 from spectrain.drafters.eagle import EagleConfig, EagleDrafter
 from spectrain.drafters.eagle3 import Eagle3Config, Eagle3Drafter
 from spectrain.drafters.language_model import LanguageModelConfig, LanguageModelDrafter
@@ -111,6 +112,15 @@ def test_out_in_and_out_again_are_the_same_bytes_and_the_same_drafter(
         laws.append(answers(loaded, parts))
     assert laws[0].keys() == laws[1].keys()
     assert all(torch.equal(laws[0][name], laws[1][name]) for name in laws[0])
+
+
+def test_reports_and_pictures_stay_with_the_bundle(bundles, tmp_path, chat_target):
+    bundle = tmp_path / "bundle"
+    shutil.copytree(bundles / "eagle3", bundle)
+    for name in ADDED_LATER:
+        (bundle / name).write_text("{}")
+    export_checkpoint(bundle, "sglang-eagle3", tmp_path / "exported", chat_target, verify=False)
+    assert not ADDED_LATER & {path.name for path in (tmp_path / "exported").iterdir()}
 
 
 def test_half_precision_stays_as_it_is(bundles, read, chat_target, tmp_path, write):

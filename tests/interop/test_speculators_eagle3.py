@@ -9,12 +9,18 @@ import torch
 from transformers import LlamaConfig
 
 from spectrain.errors import SpectrainError
-from spectrain.interop import format_of, format_of_config, speculators_eagle3, write_checkpoint
+from spectrain.interop import (
+    format_of,
+    format_of_config,
+    read_config,
+    read_tensors,
+    speculators_eagle3,
+    write_checkpoint,
+)
 from spectrain.interop.speculators_eagle3 import (
     LAYER_KEYS,
     draft_vocabulary,
     from_checkpoint,
-    from_folder,
     to_checkpoint,
 )
 
@@ -24,6 +30,10 @@ def checkpoint(make_eagle3):
     settings, tensors = make_eagle3()
     config, tensors = to_checkpoint(settings, tensors)
     return settings, copy.deepcopy(config), dict(tensors)
+
+
+def from_folder(folder):
+    return from_checkpoint(read_config(folder), read_tensors(folder), str(folder))
 
 
 def refuse(config, tensors, match):

@@ -455,7 +455,7 @@ def test_nobody_there_is_an_error_without_a_file(answer, serve, tmp_path):
     serving = serve()
     serving.url = "http://127.0.0.1:9/v1"  # the discard port, which nothing listens on
     message = refusal(answer, serving, retries=1)
-    assert "http://127.0.0.1:9/v1/models: asked 2 times, and no answer came; the last time: ConnectError" in message
+    assert "http://127.0.0.1:9/v1/models: asked 2 times in vain; the last time: ConnectError" in message
     assert "regenerate.server.url is its address" in message
     assert list(tmp_path.iterdir()) == []
 

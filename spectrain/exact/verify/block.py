@@ -4,7 +4,7 @@ reach_i = min(1, reach_{i-1} p(x_i)/q(x_i)), reach_0 = 1, is how far the first i
 law. The longest prefix that passes its test is kept, even if a shorter one failed; the token after it comes from
 norm((reach p - q)+), or from p when all are kept. The output law is that of token-wise verification, exactly p,
 and the accepted prefix is never shorter on average. Inputs and verdict are those of `chain.verify_chain`, and so
-is their validation, `chain.check_chain`.
+is their validation, `check.check_chain`.
 
 Shapes: B batch, K proposed tokens, V vocabulary.
 """

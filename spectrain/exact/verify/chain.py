@@ -13,10 +13,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from spectrain.errors import SpectrainError
 from spectrain.exact.sampler import draw
-
-SUM_TOLERANCE = 1e-12
 
 
 @dataclass(frozen=True)
@@ -82,61 +79,3 @@ def _accepts(p_BKV: Tensor, q_BKV: Tensor | None, tokens_BK: Tensor, uniforms_BK
 def acceptance_probability(p_V: Tensor, q_V: Tensor) -> Tensor:
     """α = Σ_j min(p_j, q_j) = 1 - TV(p, q), [...] from laws [..., V] (full vocabulary). Differentiable."""
     return torch.minimum(p_V, q_V).sum(-1)
-
-
-def check_probabilities(rows: Tensor, name: str) -> None:
-    """Raise SpectrainError unless every row [..., V] is finite, not negative and of float64 sum 1 ± 1e-12."""
-    if not rows.is_floating_point() or rows.dim() == 0 or rows.shape[-1] == 0:
-        raise SpectrainError(f"{name}: found {rows.dtype} {list(rows.shape)}, expected floating-point rows [..., V]")
-    if not rows.isfinite().all():
-        raise SpectrainError(f"{name}: found a value that is not finite; check the logits that it came from")
-    if (rows < 0).any():
-        raise SpectrainError(f"{name}: found {rows.min().item()}, expected no negative probability")
-    sums = rows.sum(-1, dtype=torch.float64)
-    if ((sums - 1).abs() > SUM_TOLERANCE).any():
-        worst = sums.flatten()[(sums - 1).abs().argmax()].item()
-        raise SpectrainError(
-            f"{name}: found a row of sum {worst!r}, expected 1 within {SUM_TOLERANCE:g}; normalise the rows in float64"
-        )
-
-
-def check_chain(
-    p_BKV: Tensor,
-    q_BKV: Tensor | None,
-    tokens_BK: Tensor,
-    uniforms_BK: Tensor,
-    lengths_B: Tensor | None = None,
-) -> None:
-    """Raise SpectrainError unless `verify_chain` may be called with these. Nothing is clipped or repaired."""
-    expect(tokens_BK.dim() == 2, f"tokens: found shape {list(tokens_BK.shape)}, expected [B, K]")
-    expect(p_BKV.dim() == 3, f"p: found shape {list(p_BKV.shape)}, expected [B, K+1, V]")
-    (B, K), V = tokens_BK.shape, p_BKV.shape[-1]
-    wanted = {"p": (p_BKV, [B, K + 1, V]), "uniforms": (uniforms_BK, [B, K + 1])}
-    if q_BKV is not None:
-        wanted["q"] = (q_BKV, [B, K, V])
-    if lengths_B is not None:
-        wanted["lengths"] = (lengths_B, [B])
-    for name, (tensor, shape) in wanted.items():
-        expect(list(tensor.shape) == shape, f"{name}: found shape {list(tensor.shape)}, expected {shape}")
-    check_probabilities(p_BKV, "p")
-    inside = ((uniforms_BK >= 0) & (uniforms_BK < 1)).all()
-    expect(inside, "uniforms: found a value outside [0, 1), expected draws from torch.rand")
-    proposed_BK = torch.ones_like(tokens_BK, dtype=torch.bool)
-    if lengths_B is not None:
-        expect(
-            ((lengths_B >= 0) & (lengths_B <= K)).all(),
-            f"lengths: found {lengths_B.tolist()}, expected 0..{K}",
-        )
-        proposed_BK = torch.arange(K, device=tokens_BK.device) < lengths_B[:, None]
-    known = (tokens_BK >= 0) & (tokens_BK < V)
-    expect((known | ~proposed_BK).all(), f"tokens: found an id outside 0..{V - 1}, the vocabulary of p")
-    if q_BKV is not None:
-        check_probabilities(q_BKV[proposed_BK], "q")
-        chosen_BK = q_BKV.gather(-1, tokens_BK.long().clamp(0, V - 1).unsqueeze(-1)).squeeze(-1)
-        drawn = ((chosen_BK > 0) | ~proposed_BK).all()
-        expect(drawn, "q: found 0 for a proposed token, expected the law that the tokens were really drawn from")
-
-
-def expect(condition: Tensor | bool, message: str) -> None:
-    if not condition:
-        raise SpectrainError(message)
