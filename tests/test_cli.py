@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from safetensors.torch import load_file, save_file
 
-from spectrain import checkpoints, cli
+from spectrain import checkpoints, cli, measuring_commands
 from spectrain.bundle import MANIFEST_FILE
 from spectrain.drafters.ranks import measured_tree
 from spectrain.drafters.tree_search import expected_accepted
@@ -323,7 +323,7 @@ def test_a_wrong_option_is_named(fails, evaluate, tmp_path, flag, value, message
 def test_the_same_tree_twice_is_named(fails, evaluate, exact, tmp_path):
     twice, message = ("--tree", "dynamic:2,2,4"), "error: --tree: the same tree twice: dynamic tree of 4, dynamic tree"
     assert fails(cli.evaluate, *evaluate(), *twice, *twice).startswith(message)
-    assert fails(cli.exactness, *exact(tree=None), *twice, *twice).startswith(message)
+    assert fails(measuring_commands.exactness, *exact(tree=None), *twice, *twice).startswith(message)
     assert not (tmp_path / "out").exists()
 
 
@@ -364,7 +364,7 @@ def tree(bundle, finished_run, chat_folder):
 
 def test_a_tree_is_found_on_answers_and_its_ranks_are_kept(tree, evaluate, exact, bundle, tmp_path, capsys):
     (bundle / "ranks.json").unlink()
-    assert cli.guarded(cli.tree, tree("--temperature", "0,1"), "x") == 0
+    assert cli.guarded(measuring_commands.tree, tree("--temperature", "0,1"), "x") == 0
     out = capsys.readouterr().out
     ranks = json.loads((bundle / "ranks.json").read_text())
     assert list(ranks["by_sampler"]) == ["greedy (T=0)", "T=1"]
@@ -381,22 +381,22 @@ def test_a_tree_is_found_on_answers_and_its_ranks_are_kept(tree, evaluate, exact
     block = read_document(tmp_path / "out" / "acceptance.json")["samplers"][0]
     (contender,) = [c for c in block["contenders"] if c["contender"] == "eagle3 tree 4 nodes (measured)"]
     assert contender["shape"]["paths"] == [list(path) for path in tree_of_t_0.paths]
-    assert cli.guarded(cli.exactness, [*map(str, exact(bundle=bundle, tree="measured:4"))], "x") == 0
+    assert cli.guarded(measuring_commands.exactness, [*map(str, exact(bundle=bundle, tree="measured:4"))], "x") == 0
 
 
 def test_what_no_tree_can_be_found_on_is_named(tree, fails, finished_run):
-    message = fails(cli.tree, *tree(traffic=finished_run / "heldout.jsonl"))
+    message = fails(measuring_commands.tree, *tree(traffic=finished_run / "heldout.jsonl"))
     assert "has no answer to measure the drafter's tokens on" in message
     assert "the run's data/train.jsonl" in message
-    assert "--nodes 0: expected a whole number of at least 1" in fails(cli.tree, *tree("--nodes", "0"))
-    assert "--temperature 'warm': expected numbers" in fails(cli.tree, *tree("--temperature", "warm"))
+    assert "--nodes 0: expected a whole number of at least 1" in fails(measuring_commands.tree, *tree("--nodes", "0"))
+    assert "--temperature 'warm': expected numbers" in fails(measuring_commands.tree, *tree("--temperature", "warm"))
 
 
 def test_a_measured_tree_needs_ranks_and_a_bundle(fails, evaluate, exact, bundle, tmp_path):
     (bundle / "ranks.json").unlink()
     message = fails(cli.evaluate, *evaluate(tree="measured:4"))
     assert f"spectrain tree {bundle} --traffic" in message
-    assert "give one with --bundle" in fails(cli.exactness, *exact(bundle=None, tree="measured:4"))
+    assert "give one with --bundle" in fails(measuring_commands.exactness, *exact(bundle=None, tree="measured:4"))
 
 
 def test_top_k_and_top_p_are_checked(fails, evaluate):
@@ -494,7 +494,7 @@ def exact(chat_folder, finished_run, tmp_path):
 
 
 def test_exactness_of_a_bundle_is_a_table_and_a_document(exact, bundle, tmp_path, capsys):
-    assert cli.guarded(cli.exactness, exact(bundle=bundle), "x") == 0
+    assert cli.guarded(measuring_commands.exactness, exact(bundle=bundle), "x") == 0
     out = capsys.readouterr().out
     drafts = ("k=2", "k=2 block", "tree of 3")
     schemes = ["plain", *(f"{drafter} {draft}" for drafter in ("ngram", "eagle3", "rehearsed") for draft in drafts)]
@@ -507,7 +507,7 @@ def test_exactness_of_a_bundle_is_a_table_and_a_document(exact, bundle, tmp_path
 
 
 def test_exactness_needs_no_bundle_and_no_output(exact, tmp_path, capsys):
-    assert cli.guarded(cli.exactness, exact(output=None, batch="1", verification="token"), "x") == 0
+    assert cli.guarded(measuring_commands.exactness, exact(output=None, batch="1", verification="token"), "x") == 0
     assert "| rehearsed k=2 " in capsys.readouterr().out
     assert not (tmp_path / "exact.json").exists()
 
@@ -522,7 +522,7 @@ def test_a_fault_is_exit_code_1(exact, monkeypatch, capsys, tmp_path):
         return results
 
     monkeypatch.setattr(exactness, "generate_batch", wrong)
-    assert cli.guarded(cli.exactness, exact(batch="1", verification="token", tolerance=0), "x") == 1
+    assert cli.guarded(measuring_commands.exactness, exact(batch="1", verification="token", tolerance=0), "x") == 1
     out = capsys.readouterr().out
     assert "FAULT: ngram k=2, batch 1, prompt" in out
     assert "NOT EXACT" in out
@@ -544,7 +544,7 @@ def test_a_fault_is_exit_code_1(exact, monkeypatch, capsys, tmp_path):
     ],
 )
 def test_a_wrong_option_of_exactness_is_named(fails, exact, tmp_path, changes, message):
-    assert message in fails(cli.exactness, *exact(**changes))
+    assert message in fails(measuring_commands.exactness, *exact(**changes))
     assert not (tmp_path / "exact.json").exists()
 
 
