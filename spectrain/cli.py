@@ -19,11 +19,13 @@ from spectrain.cli_options import (
     planning,
     recipe_command,
 )
+from spectrain.doctor_commands import doctor
 from spectrain.errors import SpectrainError
 from spectrain.measuring_commands import MEASURING_COMMANDS, ablation, compare, evaluate
 from spectrain.output import telling
 from spectrain.plan import plan
 from spectrain.publishing import publish
+from spectrain.recipe_commands import recipe
 from spectrain.report_commands import finish, report
 
 
@@ -139,6 +141,7 @@ def prove(arguments: Sequence[str], name: str = "spectrain prove") -> int:
 
 
 COMMANDS: dict[str, Callable[..., int | None]] = {
+    "recipe": recipe,
     "prepare": prepare,
     "train": train,
     "run": run,
@@ -146,6 +149,7 @@ COMMANDS: dict[str, Callable[..., int | None]] = {
     "report": report,
     "convert-gguf": convert_gguf,
     "estimate": estimate,
+    "doctor": doctor,
     "prove": prove,
     "check": check,
     "plan": plan,

@@ -87,13 +87,9 @@ class Machine:
 
 def observe(places: Mapping[str, Path], *, online: bool = False) -> Machine:
     """The machine at hand. ``places`` are what is written to besides the Hub's cache and temporary files."""
-    home = Path(os.environ.get("HF_HOME") or Path(os.environ.get("XDG_CACHE_HOME", "~/.cache")) / "huggingface")
-    home = home.expanduser()
-    cache = Path(os.environ.get("HF_HUB_CACHE", home / "hub")).expanduser()
-    written = {**places, "Hub cache": cache, "temporary files": Path(tempfile.gettempdir())}
-    token = Path(os.environ.get("HF_TOKEN_PATH", home / "token")).expanduser()
+    token = Path(os.environ.get("HF_TOKEN_PATH", _home() / "token")).expanduser()
     cores, memory, free = limits()
-    launcher = home / "accelerate" / "default_config.yaml"
+    launcher = _home() / "accelerate" / "default_config.yaml"
     return Machine(
         packages=packages(),
         driver=_driver(),
@@ -104,7 +100,7 @@ def observe(places: Mapping[str, Path], *, online: bool = False) -> Machine:
         memory=memory,
         memory_free=free,
         shared_memory=shutil.disk_usage("/dev/shm").total if Path("/dev/shm").is_dir() else None,
-        disks=tuple(_disk(what, path) for what, path in written.items()),
+        disks=disks(places),
         launcher_file=launcher,
         launcher=_settings(launcher),
         offline=tuple(name for name in SWITCHES if os.environ.get(name, "0").lower() not in ("", "0", "false", "no")),
@@ -123,6 +119,18 @@ def packages() -> tuple[Package, ...]:
     python = Package("python", here, metadata.metadata("spectrain")["Requires-Python"])
     needed = (w for w in wanted if w.marker is None or w.marker.evaluate({"extra": ""}))
     return (python, *(Package(w.name, _version(w.name), str(w.specifier)) for w in needed))
+
+
+def disks(places: Mapping[str, Path]) -> tuple[Disk, ...]:
+    cache = Path(os.environ.get("HF_HUB_CACHE", _home() / "hub")).expanduser()
+    written = {**places, "Hub cache": cache, "temporary files": Path(tempfile.gettempdir())}
+    return tuple(_disk(what, path) for what, path in written.items())
+
+
+def _home() -> Path:
+    """Where Hugging Face's libraries keep what is theirs; they need not be installed to say so."""
+    home = os.environ.get("HF_HOME") or Path(os.environ.get("XDG_CACHE_HOME", "~/.cache")) / "huggingface"
+    return Path(home).expanduser()
 
 
 def _version(name: str) -> str | None:
@@ -214,7 +222,9 @@ def limits(root: Path = Path("/")) -> tuple[float, int, int]:
     memory, free = _memory(root)
     for group in _groups(root):
         quota = (_text(group / "cpu.max") or "max").split()
-        quota = quota if len(quota) == 2 else [_text(group / f"cpu.cfs_{name}_us") or "-1" for name in ("quota", "period")]
+        quota = (
+            quota if len(quota) == 2 else [_text(group / f"cpu.cfs_{name}_us") or "-1" for name in ("quota", "period")]
+        )
         if quota[0].strip().isdigit():
             cores = min(cores, int(quota[0]) / int(quota[1]))
         for limit, used in (("memory.max", "memory.current"), ("memory.limit_in_bytes", "memory.usage_in_bytes")):
