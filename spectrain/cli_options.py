@@ -125,7 +125,7 @@ OWN = "the bundle's own"
 def option(parser: argparse.ArgumentParser, flag: str, tells: str = "", *, otherwise: str = "", **changes: Any) -> None:
     """A shared option, with what this command does with it; ``otherwise`` is a default in words."""
     settings = {**FLAGS[flag], **changes}
-    default = "%(default)s" if settings.get("default") is not None else otherwise
+    default = "%(default)s" if settings.get("default") not in (None, []) else otherwise
     text = "; ".join(filter(None, [settings.pop("help"), tells]))
     parser.add_argument(flag, help=f"{text} (default: {default})" if default else text, **settings)
 

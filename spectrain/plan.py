@@ -40,8 +40,8 @@ def plan(arguments: Sequence[str], name: str = "spectrain plan") -> None:
         name,
         "Tokens per round, speedup and where it breaks even, for every draft length, from an acceptance and costs: c\n"
         "to draft a token, v to verify a round, o for the rest of it, in plain decoding steps at the same batch.\n"
-        "The acceptance is --alpha (as if alike at every position), --survival, --tau (as published), or that of a\n"
-        "report with --report; what is given besides takes the place of what was measured. Needs no model.",
+        "The acceptance is --alpha (as if alike at every position), --survival, --tau (as published), or that of\n"
+        "a report, with --report; what is given besides takes the place of what was measured. Needs no model.",
         f"{name} --alpha .7 --c .1 --v 1.2 --k 1..8\n"
         f"  {name} --tau 3.5 --k 5 --c .08\n"
         f"  {name} --report runs/quickstart/acceptance.json --batch 8",
@@ -87,7 +87,7 @@ def _given(options: argparse.Namespace) -> Plan:
         raise SpectrainError("--contender names one of a report; give the report with --report, or leave it out")
     found = _acceptance(options)
     if found is None:
-        raise SpectrainError("no acceptance: expected one of --alpha, --survival, --tau, or a report with --report")
+        raise SpectrainError("no acceptance: expected one of --alpha, --survival, --tau, or --report, a report")
     if options.c is None:
         raise SpectrainError("--c is missing: what drafting a token costs, in plain steps; for instance --c 0.1")
     survival, alpha = found

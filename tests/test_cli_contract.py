@@ -19,7 +19,7 @@ ALIKE = ("type", "metavar", "nargs", "choices", "const")
 HEAVY = ("torch", "transformers", "numpy", "pydantic", "accelerate", "huggingface_hub", "packaging", "yaml", "httpx")
 
 
-class Found(Exception):
+class FoundError(Exception):
     """The parser of a command, when it would parse."""
 
 
@@ -28,13 +28,13 @@ def parser_of(monkeypatch):
     """The parser of a command, by its name; ``compare`` has another one for documents."""
 
     def stop(parser, arguments=None, namespace=None):
-        raise Found(parser)
+        raise FoundError(parser)
 
     def parser_of(name, *arguments):
         with monkeypatch.context() as context:
             context.setattr(Parser, "parse_args", stop)
             context.setattr(Parser, "parse_intermixed_args", stop)
-            with pytest.raises(Found) as found:
+            with pytest.raises(FoundError) as found:
                 cli.COMMANDS[name](arguments, name=f"spectrain {name}")
         return found.value.args[0]
 

@@ -71,7 +71,7 @@ def test_survival_and_verification_by_length_replace_alpha_and_a_constant(plan):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ("--c .1", "no acceptance: expected one of --alpha, --survival, --tau, or a report with --report"),
+        ("--c .1", "no acceptance: expected one of --alpha, --survival, --tau, or --report, a report"),
         ("--alpha .7", "--c is missing"),
         ("--alpha .7 --tau 3 --k 5 --c .1", "--alpha and --tau both say the acceptance"),
         ("--alpha 1.2 --c .1", "alpha: found 1.2"),
