@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from spectrain.cli_options import command_parser
+from spectrain.cli_options import OWN, command_parser, one, option
 from spectrain.errors import SpectrainError
+from spectrain.output import telling
 
 
 def export_bundle(arguments: Sequence[str], name: str = "spectrain export") -> None:
@@ -19,22 +21,28 @@ def export_bundle(arguments: Sequence[str], name: str = "spectrain export") -> N
         "this: bundles are what it loads. A fresh process reads the checkpoint back and has to draft the same.",
         f"{name} runs/quickstart/bundle sglang-eagle3 exported\n  {name} --list",
     )
-    parser.add_argument("bundle", nargs="?", help="a bundle folder or a Hub id")
-    parser.add_argument("format", nargs="?", help="one of --list")
-    parser.add_argument(
-        "folder", nargs="?", metavar="DIR", help="where the checkpoint goes; must not exist, or be empty"
-    )
+    option(parser, "bundle", nargs="?")
+    parser.add_argument("format", metavar="FORMAT", nargs="?", help="one of --list")
+    option(parser, "destination", "one that is there has to be empty", nargs="?")
     parser.add_argument("--list", action="store_true", help="print the formats and what reads them")
-    parser.add_argument("--target", metavar="NAME", help="folder or Hub id of the target (default: the bundle's own)")
-    parser.add_argument("--dtype", default="float32", help="dtype of the target (default: %(default)s)")
+    option(parser, "--target", otherwise=OWN)
+    option(parser, "--dtype")
+    option(parser, "--json", "with --list its formats, else what was written")
     options = parser.parse_args(arguments)
-    if options.list:
-        from spectrain.interop.layouts import LAYOUTS
+    with telling(options.json) as tell:
+        if options.list:
+            from spectrain.interop.layouts import LAYOUTS
 
-        width = max(len(layout.NAME) for layout in LAYOUTS)
-        print("\n".join(f"{layout.NAME:<{width}}  {layout.ABOUT}" for layout in LAYOUTS))
-        return
-    if options.folder is None:
+            width = max(len(layout.NAME) for layout in LAYOUTS)
+            tell({"formats": {layout.NAME: layout.ABOUT for layout in LAYOUTS}},
+                 "\n".join(f"{layout.NAME:<{width}}  {layout.ABOUT}" for layout in LAYOUTS))  # fmt: skip
+            return
+        _export(options, name)
+        tell({"format": options.format, "folder": options.destination}, f"{options.format}: {options.destination}")
+
+
+def _export(options: argparse.Namespace, name: str) -> None:
+    if options.destination is None:
         raise SpectrainError(f"expected a bundle, a format and a folder; for instance {name} BUNDLE sglang-eagle3 DIR")
     from spectrain.bundle import resolve_bundle
     from spectrain.exchange import export_checkpoint
@@ -49,9 +57,8 @@ def export_bundle(arguments: Sequence[str], name: str = "spectrain export") -> N
     if not target:
         raise SpectrainError(f"{bundle} does not say which target it belongs to; name it with --target")
     revision = recorded.revision if target == recorded.name else None
-    export_checkpoint(bundle, options.format, Path(options.folder),
+    export_checkpoint(bundle, options.format, Path(options.destination),
                       load_target(target, revision=revision, dtype=options.dtype))  # fmt: skip
-    print(f"{options.format}: {options.folder}")
 
 
 def import_checkpoint(arguments: Sequence[str], name: str = "spectrain import") -> None:
@@ -63,15 +70,16 @@ def import_checkpoint(arguments: Sequence[str], name: str = "spectrain import") 
         "read for their tensors alone. What could not be checked is printed, and recorded in the bundle.",
         f"{name} downloads/EAGLE3-LLaMA3.1-Instruct-8B runs/imported --target meta-llama/Llama-3.1-8B-Instruct",
     )
-    parser.add_argument("checkpoint", help="a folder with config.json and weights, or a Hub id of one in safetensors")
-    parser.add_argument("bundle", metavar="BUNDLE", help="the folder to write")
-    parser.add_argument("--target", required=True, metavar="NAME", help="folder or Hub id of the target it is for")
-    parser.add_argument("--revision", help="of the checkpoint on the Hub")
-    parser.add_argument("--target-revision", metavar="REVISION", help="of the target on the Hub")
+    parser.add_argument("checkpoint", metavar="CHECKPOINT",
+                        help="a folder with config.json and weights, or a Hub id of one in safetensors")  # fmt: skip
+    option(parser, "destination", "the bundle")
+    option(parser, "--target", "what the checkpoint is for", required=True)
+    option(parser, "--revision", "the checkpoint's")
+    option(parser, "--target-revision")
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE",
                         help="a key of config.json to read as this JSON value; null leaves it out. For "
                         "what it does not say, or says twice")  # fmt: skip
-    parser.add_argument("--dtype", default="float32", help="dtype of the target (default: %(default)s)")
+    option(parser, "--dtype")
     options = parser.parse_args(arguments)
     changes = dict(map(_change, options.set))
     from spectrain import exchange
@@ -80,10 +88,10 @@ def import_checkpoint(arguments: Sequence[str], name: str = "spectrain import") 
 
     checkpoint = resolve_bundle(options.checkpoint, options.revision)
     target = load_target(options.target, revision=options.target_revision, dtype=options.dtype)
-    manifest, notes = exchange.import_checkpoint(checkpoint, Path(options.bundle), target, changes=changes)
+    manifest, notes = exchange.import_checkpoint(checkpoint, Path(options.destination), target, changes=changes)
     for note in notes:
         print(f"note: {note}")
-    print(f"bundle: {options.bundle} ({manifest.drafter['type']})")
+    print(f"bundle: {options.destination} ({manifest.drafter['type']})")
 
 
 def serve_command(arguments: Sequence[str], name: str = "spectrain serve-command") -> None:
@@ -94,13 +102,17 @@ def serve_command(arguments: Sequence[str], name: str = "spectrain serve-command
         "as its acceptance.json recommends. Nothing is started, and no model is read.",
         f"{name} runs/quickstart/bundle",
     )
-    parser.add_argument("bundle", help="a bundle folder or a Hub id")
-    parser.add_argument("--k", type=int, help="draft tokens a round (default: what the bundle's report recommends)")
+    option(parser, "bundle")
+    option(parser, "--k", "one", otherwise="what the bundle's report recommends")
+    option(parser, "--json", "the lines for each server")
     options = parser.parse_args(arguments)
+    k = one(options.k, "--k")
     from spectrain.bundle import resolve_bundle
-    from spectrain.serving import serve_commands
+    from spectrain.serving import invocations, shell
 
-    print(serve_commands(resolve_bundle(options.bundle), options.k))
+    with telling(options.json) as tell:
+        found = invocations(resolve_bundle(options.bundle), k)
+        tell(found, shell(found))
 
 
 CHECKPOINT_COMMANDS: dict[str, Callable[..., int | None]] = {

@@ -5,7 +5,9 @@ from __future__ import annotations
 import argparse
 import os
 import sys
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 from spectrain.bundle import load_drafter, resolve_bundle
 from spectrain.data.conversations import load_conversations
@@ -33,9 +35,11 @@ from spectrain.identity import compare_targets
 from spectrain.interop.gguf import convert_gguf as convert
 from spectrain.interop.gguf import package_folder
 from spectrain.manifest import TargetRecord, read_manifest, target_record, template_kwargs
-from spectrain.measured_options import acceptance_settings, checked, numbers, trees
+from spectrain.measured_options import acceptance_settings, checked, trees
 from spectrain.target import Target, load_target
 from spectrain.tree_options import static_trees
+
+Tell = Callable[[Mapping[str, Any], str], None]
 
 
 def evaluate(options: argparse.Namespace) -> Path:
@@ -59,26 +63,19 @@ def compare(options: argparse.Namespace) -> Path:
                            traffic=_traffic(options), baselines=baselines)  # fmt: skip
 
 
-def finish(document: Path) -> None:
-    """Say where the numbers are, once however many processes measured them, and let these go."""
-    if processes().is_main_process:
-        print(f"measured: {document}; reports beside it: report.html, report.md, report.png, acceptance.csv")
-    processes().destroy_process_group()
-
-
 def _traffic(options: argparse.Namespace) -> str:
     return ", ".join(Path(path).name for path in options.traffic)
 
 
-def exactness(options: argparse.Namespace) -> int:
+def exactness(options: argparse.Namespace, tell: Tell) -> int:
     """Compare greedy output with plain decoding's; how many differences are faults."""
     folder = resolve_bundle(options.bundle) if options.bundle else None
     config = checked(
         ExactnessConfig,
-        prompts=options.prompts,
+        prompts=options.conversations,
         max_new_tokens=options.max_new_tokens,
-        batch=tuple(numbers(options.batch, "--batch", int)),
-        k=tuple(numbers(options.k, "--k", int)),
+        batch=options.batch,
+        k=options.k,
         verification=tuple(options.verification.split(",")),
         tolerance=options.tolerance,
         seed=options.seed,
@@ -94,16 +91,13 @@ def exactness(options: argparse.Namespace) -> int:
         drafters[contents.manifest.drafter["type"]] = drafter
     prompts = prompts_of(target, conversations, config.prompts, config.max_new_tokens, config.seed)
     document = compare_outputs(target, drafters, prompts, config)
-    print(render(document))
-    if options.output:
-        write_json(Path(options.output), {**document, "target": shown_name(target.name)})
-        print(f"numbers: {options.output}")
+    tell({**document, "target": shown_name(target.name)}, render(document))
     return int(document["faults"])
 
 
 def tree(options: argparse.Namespace) -> None:
     """Print a drafter's ranks and its best tree; into the bundle where that is a folder here."""
-    samplers = [Sampler(t) for t in numbers(options.temperature, "--temperature", float)]
+    samplers = [Sampler(t) for t in options.temperature]
     sizes = {"--nodes": options.nodes, "--conversations": options.conversations}
     low = next((flag for flag, value in sizes.items() if value is not None and value < 1), None)
     if low:
@@ -121,15 +115,13 @@ def tree(options: argparse.Namespace) -> None:
         print(f"ranks: {folder / RANKS_FILE}")
 
 
-def estimate(options: argparse.Namespace) -> bool:
-    """Print what a recipe takes; whether it fits the device, where one was given."""
+def estimate(options: argparse.Namespace, tell: Tell) -> bool:
+    """Tell what a recipe takes; whether it fits the device, where one was given."""
     from spectrain import estimate as counting  # not needed by the others
     from spectrain.config import load_recipe
     from spectrain.estimate_table import GIB, shortage, table
     from spectrain.workload import check_positive, rates, workload
 
-    if options.measure and (options.tflops is not None or options.bandwidth is not None):
-        raise SpectrainError("--measure, and --tflops or --bandwidth: measured or given, not both; leave one out")
     check_positive({"--device-memory": options.device_memory, "--tflops": options.tflops,
                     "--bandwidth": options.bandwidth})  # fmt: skip
 
@@ -147,11 +139,9 @@ def estimate(options: argparse.Namespace) -> bool:
     say("running a training step on shapes alone")
     document = counting.estimate(recipe, target, work, speed, options.processes)
     room = None if options.device_memory is None else options.device_memory * GIB
-    print(table(document, room))
-    if options.output:
-        write_json(Path(options.output), document)
-        print(f"numbers: {options.output}")
-    return room is None or shortage(document, room) is None
+    lack = None if room is None else shortage(document, room)
+    tell({**document, "shortage": lack}, table(document, room))
+    return lack is None
 
 
 def train(options: argparse.Namespace) -> None:

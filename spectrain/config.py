@@ -166,7 +166,7 @@ def load_recipe(path: Path | str, overrides: Sequence[str] = ()) -> Recipe:
     """Read a recipe and apply ``key.path=value`` overrides (values are YAML); SpectrainError on anything unknown."""
     path = Path(path)
     if not path.is_file():
-        raise SpectrainError(f"recipe {path} does not exist; the ones that ship lie in recipes/")
+        raise SpectrainError(f"recipe {path} does not exist; spectrain recipe writes one to start from")
     try:
         values = _read_yaml(path.read_text(encoding="utf-8"))
     except UnicodeDecodeError as error:

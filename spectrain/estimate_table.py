@@ -1,4 +1,4 @@
-"""An estimate as text, what to lower where it does not fit, and what its command is told."""
+"""An estimate as text, and what to lower where it does not fit."""
 
 from __future__ import annotations
 
@@ -6,18 +6,6 @@ from collections.abc import Mapping
 from typing import Any
 
 GIB = 1 << 30
-OPTIONS: tuple[tuple[str, type, object, str], ...] = (
-    ("--processes", int, 1, "of training (default: %(default)s)"),
-    ("--device-memory", float, None, "GiB of one device, to be fitted into"),
-    ("--tokens", int, None, "training tokens (default: counted in a prepared run, or in the recipe's files)"),
-    ("--answer-share", float, None, "share of --tokens that are answers"),
-    ("--row-tokens", int, None, "mean row of --tokens (default: 1024, at most data.max_length)"),
-    ("--tflops", float, None, "of one device (default: measured here)"),
-    ("--bandwidth", float, None, "of its memory, GB/s (default: measured here)"),
-    ("--utilisation", float, 0.4, "share of --tflops that a step reaches; assumed (default: %(default)s)"),
-    ("--config", str, None, "the target's config.json (default: in its folder, beside the recipe, or on the Hub)"),
-    ("--output", str, None, "a JSON file for the numbers, besides the table"),
-)
 # What makes a part of a stage smaller, best first; parts that no setting changes have none.
 REMEDIES = {
     "cache": "regenerate.batch_size",

@@ -15,19 +15,19 @@ from spectrain.exact.sampler import Sampler
 from spectrain.tree_options import parse_tree
 
 # Settings whose flag has another name.
-FLAGS = {"samplers": "temperature", "trees": "tree", "groups": "batch-groups", "request_rates": "request-rate"}
+FLAGS = {"samplers": "temperature", "trees": "tree", "groups": "batch-groups", "request_rates": "request-rate",
+         "prompts": "conversations"}  # fmt: skip
 Settings = TypeVar("Settings", bound=BaseModel)
 
 
 def acceptance_settings(options: argparse.Namespace) -> AcceptanceConfig:
     """What is measured."""
-    temperatures = numbers(options.temperature, "--temperature", float)
     return checked(
         AcceptanceConfig,
-        k=tuple(numbers(options.k, "--k", int)),
+        k=options.k,
         trees=trees(options.tree),
         verification=tuple(options.verification.split(",")),
-        samplers=tuple(_sampler(t, options) for t in temperatures),
+        samplers=tuple(_sampler(t, options) for t in options.temperature),
         conversations=options.conversations,
         max_new_tokens=options.max_new_tokens,
         seed=options.seed,
@@ -45,10 +45,7 @@ def _load(options: argparse.Namespace) -> LoadConfig | None:
             flag = FLAGS.get(next(iter(given)), next(iter(given)))
             raise SpectrainError(f"--{flag} is about batches of requests; give their sizes with --batch, too")
         return None
-    for name, kind in (("context", int), ("request_rates", float)):
-        if name in given:
-            given[name] = tuple(numbers(given[name], f"--{FLAGS.get(name, name)}", kind))
-    return checked(LoadConfig, batch=tuple(numbers(options.batch, "--batch", int)), **given)
+    return checked(LoadConfig, batch=options.batch, **given)
 
 
 def checked(kind: type[Settings], **values: Any) -> Settings:
@@ -69,11 +66,3 @@ def _sampler(temperature: float, options: argparse.Namespace) -> Sampler:
 def trees(texts: Sequence[str] | None) -> tuple[AnyTree, ...]:
     """Every --tree."""
     return tuple(map(parse_tree, texts or ()))
-
-
-def numbers(text: str, flag: str, kind: type) -> list[Any]:
-    """Numbers with commas; what is wrong is told by its flag."""
-    try:
-        return [kind(part) for part in text.split(",")]
-    except ValueError:
-        raise SpectrainError(f"{flag} {text!r}: expected numbers with commas, for instance {flag} 1,3,5") from None

@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import argparse
-import json
 import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from spectrain.cli_options import command_parser
+from spectrain.cli_options import command_parser, lengths, numbers, one, option
 from spectrain.errors import SpectrainError
 from spectrain.exact.cost import Length, alpha_for_tokens, by_length, geometric_survival, interpolate
+from spectrain.output import telling
 
 LENGTHS = "1..8"
-LONGEST = 1024
 
 
 @dataclass(frozen=True)
@@ -41,35 +40,43 @@ def plan(arguments: Sequence[str], name: str = "spectrain plan") -> None:
         name,
         "Tokens per round, speedup and where it breaks even, for every draft length, from an acceptance and costs: c\n"
         "to draft a token, v to verify a round, o for the rest of it, in plain decoding steps at the same batch.\n"
-        "The acceptance is --alpha (as if alike at every position), --survival, --tau (as published), or that of a\n"
-        "report with --from; what is given besides takes the place of what was measured. Needs no model.",
+        "The acceptance is --alpha (as if alike at every position), --survival, --tau (as published), or that of\n"
+        "a report, with --report; what is given besides takes the place of what was measured. Needs no model.",
         f"{name} --alpha .7 --c .1 --v 1.2 --k 1..8\n"
         f"  {name} --tau 3.5 --k 5 --c .08\n"
-        f"  {name} --from runs/quickstart/acceptance.json --batch 8",
+        f"  {name} --report runs/quickstart/acceptance.json --batch 8",
     )
     _options(parser)
     options = parser.parse_args(arguments)
+    options.batch = one(options.batch, "--batch")
     _check_costs(options)
-    found = _measured(options) if options.source else _given(options)
+    found = _measured(options) if options.report else _given(options)
     lengths = _lengths(options.k, len(found.survival)) if options.tau is None else range(1, len(found.survival) + 1)
     rows = [row for row in found.rows() if row.k in lengths]
-    print(json.dumps(_document(found, rows), indent=2) if options.json else _text(found, rows))
+    with telling(options.json) as tell:
+        tell(_document(found, rows), _text(found, rows))
 
 
 def _options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--alpha", type=float, help="acceptance probability of every draft token")
-    parser.add_argument("--survival", metavar="P1,P2,...", help="P(first i draft tokens accepted), i = 1, 2, ...")
-    parser.add_argument("--tau", type=float, help="tokens per round at the length --k: tells the α that it implies")
-    parser.add_argument("--k", metavar="LENGTHS",
-                        help=f"5, or 1,3,5, or 1..8 (default: {LENGTHS}, or as far as survival is known)")  # fmt: skip
-    parser.add_argument("--c", type=float, help="steps that drafting a token takes")
-    parser.add_argument("--v", metavar="V or V1,V2,...",
+    parser.add_argument("--alpha", type=float, metavar="P", help="acceptance probability of every draft token")
+    parser.add_argument(
+        "--survival",
+        type=numbers,
+        metavar="NUMBERS",
+        help="P(first i draft tokens accepted), i = 1, 2, ..., with commas",
+    )
+    parser.add_argument(
+        "--tau", type=float, metavar="TOKENS", help="tokens per round at the length --k: tells the α that it implies"
+    )
+    option(parser, "--k", otherwise=f"{LENGTHS}, or as far as survival is known")
+    parser.add_argument("--c", type=float, metavar="STEPS", help="steps that drafting a token takes")
+    parser.add_argument("--v", type=numbers, metavar="NUMBERS",
                         help="steps that verifying a round takes: for all k, or each from 1 (default: 1)")  # fmt: skip
-    parser.add_argument("--o", type=float, help="steps that the rest of a round takes (default: 0)")
-    parser.add_argument("--batch", type=int, help="requests that share a step (default: one)")
-    parser.add_argument("--from", dest="source", metavar="FILE", help="an acceptance.json: measured numbers")
-    parser.add_argument("--contender", metavar="NAME", help="of that file, a chain (default: its verdict's best)")
-    parser.add_argument("--json", action="store_true", help="print JSON")
+    parser.add_argument("--o", type=float, metavar="STEPS", help="steps that the rest of a round takes (default: 0)")
+    option(parser, "--batch", "one size", otherwise="1")
+    option(parser, "--report", "measured numbers take the place of those not given")
+    parser.add_argument("--contender", metavar="NAME", help="of that report, a chain (default: its verdict's best)")
+    option(parser, "--json", "every draft length, and the best")
 
 
 # --- given --------------------------------------------------------------------------------------------------------
@@ -77,23 +84,22 @@ def _options(parser: argparse.ArgumentParser) -> None:
 
 def _given(options: argparse.Namespace) -> Plan:
     if options.contender is not None:
-        raise SpectrainError("--contender names one of a report; give the report with --from, or leave it out")
+        raise SpectrainError("--contender names one of a report; give the report with --report, or leave it out")
     found = _acceptance(options)
     if found is None:
-        raise SpectrainError("no acceptance: expected one of --alpha, --survival, --tau, or a report with --from")
+        raise SpectrainError("no acceptance: expected one of --alpha, --survival, --tau, or --report, a report")
     if options.c is None:
         raise SpectrainError("--c is missing: what drafting a token costs, in plain steps; for instance --c 0.1")
-    _check_batch(options.batch)
     survival, alpha = found
     notes: tuple[str, ...] = ()
     if options.v is None:
         if options.batch not in (None, 1):
             raise SpectrainError(
                 f"--batch {options.batch}: what a verification costs at that batch is not known; give it with --v, or "
-                "--from a report that was measured with --batch"
+                "--report one that was measured with --batch"
             )
         notes = ("v = 1 is assumed: that a verification costs what a plain step does; give --v to change it",)
-    v = _verification(options.v or "1", len(survival))
+    v = _verification(options.v or (1.0,), len(survival))
     return Plan(survival, options.c, v, options.o or 0.0, alpha, batch=options.batch, notes=notes)
 
 
@@ -105,24 +111,19 @@ def _acceptance(options: argparse.Namespace) -> tuple[list[float], float | None]
     if not given:
         return None
     if options.survival is not None:
-        return _floats(options.survival, "--survival"), None
+        return list(options.survival), None
     if options.alpha is not None:
         return geometric_survival(options.alpha, max(_lengths(options.k))), options.alpha
-    lengths = _lengths(options.k) if options.k else []
-    if len(lengths) != 1:
+    if len(options.k or ()) != 1:
         raise SpectrainError("--tau: give the draft length that it was measured at, one, for instance --tau 3.5 --k 5")
-    alpha = alpha_for_tokens(options.tau, lengths[0])
+    (k,) = options.k
+    alpha = alpha_for_tokens(options.tau, k)
     if alpha is None:
         raise SpectrainError(
-            f"--tau {options.tau:g}: a round of k={lengths[0]} commits at most {lengths[0] + 1} tokens; if it was "
+            f"--tau {options.tau:g}: a round of k={k} commits at most {k + 1} tokens; if it was "
             "measured with a tree, no α is implied"
         )
-    return geometric_survival(alpha, lengths[0]), alpha
-
-
-def _check_batch(batch: int | None) -> None:
-    if batch is not None and batch < 1:
-        raise SpectrainError(f"--batch {batch}: expected a whole number of at least 1")
+    return geometric_survival(alpha, k), alpha
 
 
 def _check_costs(options: argparse.Namespace) -> None:
@@ -130,44 +131,27 @@ def _check_costs(options: argparse.Namespace) -> None:
         value = getattr(options, flag)
         if value is not None and not (0 <= value < math.inf):
             raise SpectrainError(f"--{flag} {value:g}: expected a cost in plain decoding steps, 0 or more")
-    if options.v is not None and not all(0 < value < math.inf for value in _floats(options.v, "--v")):
-        raise SpectrainError(f"--v {options.v}: expected costs in plain decoding steps, each more than 0")
+    if options.v is not None and not all(0 < value < math.inf for value in options.v):
+        raise SpectrainError(f"--v {_shown(options.v)}: expected costs in plain decoding steps, each more than 0")
 
 
-def _verification(text: str, longest: int) -> list[float]:
+def _verification(given: Sequence[float], longest: int) -> list[float]:
     """v by draft length from 0, which nobody asks for."""
-    values = _floats(text, "--v")
+    values = list(given)
     if len(values) == 1:
         values *= longest
     if len(values) < longest:
         raise SpectrainError(
-            f"--v {text!r}: {len(values)} costs for draft lengths up to {longest}; give one or {longest}"
+            f"--v {_shown(given)}: {len(values)} costs for draft lengths up to {longest}; give one or {longest}"
         )
     return [1.0, *values[:longest]]
 
 
-def _floats(text: str, flag: str) -> list[float]:
-    try:
-        return [float(part) for part in text.split(",")]
-    except ValueError:
-        raise SpectrainError(f"{flag} {text!r}: expected numbers with commas, for instance {flag} .8,.6,.4") from None
-
-
-def _lengths(text: str | None, known: int | None = None) -> list[int]:
+def _lengths(asked: Sequence[int] | None, known: int | None = None) -> Sequence[int]:
     """Draft lengths, of which no more than ``known`` can be told."""
-    shown = text or (LENGTHS if known is None else f"1..{known}")
-    try:
-        first, dots, last = shown.partition("..")
-        ends = [int(first), int(last)] if dots else [int(part) for part in shown.split(",")]
-    except ValueError:
-        ends = []
-    if not ends or min(ends) < 1 or max(ends) > LONGEST or (dots and ends[0] > ends[1]):
-        raise SpectrainError(
-            f"--k {shown!r}: expected draft lengths from 1 to {LONGEST}, for instance --k 5, --k 1,3,5 or --k 1..8"
-        )
-    found = list(range(ends[0], ends[1] + 1)) if dots else ends
+    found = asked or (lengths(LENGTHS) if known is None else range(1, known + 1))
     if known is not None and max(found) > known:
-        raise SpectrainError(f"--k {shown!r}: survival is known up to {known} tokens; lower --k")
+        raise SpectrainError(f"--k {_shown(found)}: survival is known up to {known} tokens; lower --k")
     return found
 
 
@@ -178,8 +162,7 @@ def _measured(options: argparse.Namespace) -> Plan:
     """A chain of a report, under its first sampler; options take the place of what was measured."""
     from spectrain.evaluation.document import read_document
 
-    _check_batch(options.batch)
-    document = read_document(options.source)
+    document = read_document(options.report)
     sampler = document["samplers"][0]
     chains = {c["contender"]: c for c in document["cost_model"]["chains"] if c["sampler"] == sampler["name"]}
     chain = _chain(options, sampler, chains)
@@ -215,7 +198,7 @@ def _chain(options: argparse.Namespace, sampler: dict[str, Any], chains: dict[st
     if name not in chains:
         found = f"found {', '.join(chains)}" if chains else "it has none"
         raise SpectrainError(
-            f"{options.source}: {name!r} is no chain of this report; {found}; name one with --contender"
+            f"{options.report}: {name!r} is no chain of this report; {found}; name one with --contender"
         )
     return chains[name]
 
@@ -226,7 +209,7 @@ def _at_batch(options: argparse.Namespace, document: dict[str, Any], chain: dict
         measured = ", ".join(map(str, rows))
         found = f"{chain['contender']} was measured at {measured}" if rows else "it was measured without batches"
         raise SpectrainError(
-            f"--batch {options.batch}: {options.source}: {found}; evaluate with --batch {options.batch}"
+            f"--batch {options.batch}: {options.report}: {found}; evaluate with --batch {options.batch}"
         )
     return rows[options.batch]
 
@@ -271,6 +254,10 @@ def _text(found: Plan, rows: Sequence[Length]) -> str:
     ]
     word = f"k={best.k}, {best.speedup:.2f} times as fast as plain decoding" if best else "off: no length here pays"
     return "\n".join([*lines, "", f"best: {word}", *(f"note: {note}" for note in found.notes)])
+
+
+def _shown(values: Sequence[float]) -> str:
+    return ",".join(f"{value:g}" for value in values)
 
 
 def _or_none(value: float | None) -> str:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from spectrain.cli_options import command_parser
+from spectrain.cli_options import OWN, command_parser, option
 from spectrain.errors import SpectrainError
+from spectrain.output import telling
 
 
 def publish(arguments: Sequence[str], name: str = "spectrain publish") -> None:
@@ -22,35 +24,41 @@ def publish(arguments: Sequence[str], name: str = "spectrain publish") -> None:
         "      --traffic runs/quickstart/data/train.jsonl --dry-run",
         "0 published, or all of it was there; 1 disk or permissions",
     )
-    parser.add_argument("bundle", help="a bundle folder")
+    option(parser, "bundle", "to publish it has to be a folder")
     parser.add_argument("repo", metavar="ORG/NAME", help="a repository on the Hub; one that is not there is made")
     parser.add_argument("--license", metavar="ID", help="as the Hub names it, such as apache-2.0, llama3.1 or other")
     parser.add_argument("--license-name", metavar="NAME", help="of a license other")
     parser.add_argument("--license-link", metavar="URL", help="of a license other")
     parser.add_argument("--dataset", action="append", metavar="ID", help="a public data set it was trained on; several")
     parser.add_argument("--notes", metavar="FILE.md", help="text for the card's end, with metadata of its own if any")
-    parser.add_argument("--report", metavar="FILE", help="acceptance.json of this bundle (default: the one in it)")
-    parser.add_argument("--target", metavar="ORG/NAME", help="what others fetch, of a target that was a folder here")
-    parser.add_argument("--target-revision", metavar="COMMIT", help="its commit, 40 hexadecimal digits")
-    parser.add_argument("--traffic", nargs="+", default=[], metavar="FILE", help="chats of which no word may leave")
-    parser.add_argument("--revision", metavar="BRANCH", help="a branch that is there (default: main)")
+    option(parser, "--report", "of this bundle", otherwise="the one in it")
+    option(parser, "--target", "the id that others fetch, of one that was a folder here", otherwise=OWN)
+    option(parser, "--target-revision", "the whole commit, 40 hexadecimal digits")
+    option(parser, "--traffic", "no word of them may leave", default=[], otherwise="none")
+    parser.add_argument("--branch", metavar="NAME", help="a branch that is there (default: main)")
     parser.add_argument("--private", action="store_true", help="for you and your organisation alone")
-    parser.add_argument("--dry-run", action="store_true", help="print the files and the card; send nothing")
+    option(parser, "--dry-run", "the files and the card; nothing is sent")
+    option(parser, "--json", "the files, the card and where they are")
     options = parser.parse_args(arguments)
     from spectrain.hub import gather, send
 
-    publication = gather(_request(options))
-    for note in publication.notes:
-        print(f"note: {note}")
-    if options.dry_run:
-        print("\n".join(f"{size:>14,} bytes  {path}" for path, size in publication.sizes.items()))
-        print(f"\n{publication.card}\ndry run: {len(publication.files)} files for {options.repo}; nothing was sent")
-        return
-    sent = send(publication, private=options.private, branch=options.revision)
-    for path in sent.removed:
-        print(f"removed: {path}")
-    print(f"{'published' if sent.new else 'all of it was there already'}: {sent.url}")
-    print("every file was read back by its digest")
+    with telling(options.json) as tell:
+        publication = gather(_request(options))
+        document = {"repo": options.repo, "files": publication.sizes, "notes": list(publication.notes)}
+        for note in publication.notes:
+            print(f"note: {note}")
+        if options.dry_run:
+            sizes = [f"{size:>14,} bytes  {path}" for path, size in publication.sizes.items()]
+            nothing = f"dry run: {len(publication.files)} files for {options.repo}; nothing was sent"
+            tell({**document, "card": publication.card, "sent": None},
+                 "\n".join([*sizes, "", publication.card, nothing]))  # fmt: skip
+            return
+        sent = send(publication, private=options.private, branch=options.branch)
+        lines = [*(f"removed: {path}" for path in sent.removed),
+                 f"{'published' if sent.new else 'all of it was there already'}: {sent.url}",
+                 "every file was read back by its digest"]  # fmt: skip
+        tell({**document, "card": publication.card, "sent": {**asdict(sent), "removed": list(sent.removed)}},
+             "\n".join(lines))  # fmt: skip
 
 
 def _request(options: argparse.Namespace) -> Any:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
 
-from spectrain.cli_options import command_parser
+from spectrain.cli_options import command_parser, option
 from spectrain.errors import SpectrainError
+from spectrain.output import telling
 
 DOCUMENT = ".json"
 
@@ -17,13 +20,33 @@ def report(arguments: Sequence[str], name: str = "spectrain report") -> None:
         "and speculation_profile.json. Needs no model."
     )
     parser = command_parser(name, text, f"{name} runs/quickstart/acceptance.json --output runs/quickstart")
-    parser.add_argument("document", help="an acceptance.json")
-    parser.add_argument("--output", required=True, metavar="DIR", help="where the reports go")
+    parser.add_argument("document", metavar="FILE.json", help="an acceptance.json")
+    option(parser, "--output", "the reports")
+    option(parser, "--json", "the verdicts, and where the reports are")
     options = parser.parse_args(arguments)
     from spectrain.evaluation.report import render_report
 
-    for path in render_report(options.document, options.output):
-        print(path)
+    with telling(options.json) as tell:
+        paths = list(map(str, render_report(options.document, options.output)))
+        tell({**findings(options.document), "reports": paths}, "\n".join(paths))
+
+
+def findings(document: Path | str) -> dict[str, Any]:
+    """What a script would ask an acceptance.json: the verdict under each sampler, in all and by drafter."""
+    from spectrain.evaluation.document import read_document
+
+    blocks = read_document(document)["samplers"]
+    return {"document": str(document), "verdicts": {block["name"]: block["verdict"] for block in blocks}}
+
+
+def finish(document: Path, tell: Callable[[Mapping[str, Any], str], None]) -> None:
+    """Say what was found and where the numbers are, once however many processes measured them, and let these go."""
+    from spectrain.distributed import processes
+
+    if processes().is_main_process:
+        beside = "reports beside it: report.html, report.md, report.png, acceptance.csv"
+        tell(findings(document), f"measured: {document}; {beside}")
+    processes().destroy_process_group()
 
 
 def are_documents(arguments: Sequence[str]) -> bool:
@@ -42,7 +65,8 @@ def side_by_side(arguments: Sequence[str], name: str) -> None:
         f"{name} runs/a/acceptance.json runs/b/acceptance.json --output runs/side_by_side",
     )
     parser.add_argument("documents", nargs="+", metavar="FILE.json", help="acceptance documents")
-    parser.add_argument("--output", required=True, metavar="DIR", help="where the comparison goes")
+    option(parser, "--output", "the comparison")
+    option(parser, "--json", "where the comparison is")
     options = parser.parse_args(arguments)
     for document in options.documents:
         if not document.endswith(DOCUMENT):
@@ -52,5 +76,6 @@ def side_by_side(arguments: Sequence[str], name: str) -> None:
             )
     from spectrain.evaluation.side_by_side import render_side_by_side
 
-    for path in render_side_by_side(options.documents, options.output):
-        print(path)
+    with telling(options.json) as tell:
+        paths = list(map(str, render_side_by_side(options.documents, options.output)))
+        tell({"documents": options.documents, "reports": paths}, "\n".join(paths))

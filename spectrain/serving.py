@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shlex
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,17 @@ from spectrain.manifest import Manifest, read_manifest, target_of
 
 
 def serve_commands(bundle: Path, k: int | None = None) -> str:
-    """How vLLM, SGLang and transformers are started with a bundle, as text for a shell; what to mind as comments.
+    """How a bundle is served, as text for a shell; what to mind as comments. See ``invocations``."""
+    return shell(invocations(bundle, k))
+
+
+def shell(found: Mapping[str, Any]) -> str:
+    lines = [f"# {found['k']} draft tokens a round: {found['reason']}", *found["notes"]]
+    return "\n".join([*lines, *(line for name, own in found["servers"].items() for line in ("", f"# {name}", *own))])
+
+
+def invocations(bundle: Path, k: int | None = None) -> dict[str, Any]:
+    """How vLLM, SGLang and transformers are started with a bundle: k, the reason for it, notes, and lines by server.
 
     ``k`` is the number of draft tokens a round; by default what the bundle's report recommends. Raises SpectrainError
     where there is no report, or it recommends none.
@@ -35,11 +46,12 @@ def serve_commands(bundle: Path, k: int | None = None) -> str:
     target = target_of(bundle, manifest)
     if target is None:
         raise SpectrainError(f"{bundle} does not say which target it belongs to, so there is nothing to serve")
-    lines = [f"# {k} draft tokens a round: {why}", *_warnings(target, manifest)]
-    lines += ["", "# vLLM", _vllm(bundle, target, manifest, how, k)]
-    lines += ["", "# SGLang", *_sglang(bundle, target, manifest, how, k)]
-    lines += ["", "# transformers", *_transformers(bundle, target, manifest, how, k)]
-    return "\n".join(lines)
+    servers = {
+        "vLLM": [_vllm(bundle, target, manifest, how, k)],
+        "SGLang": _sglang(bundle, target, manifest, how, k),
+        "transformers": _transformers(bundle, target, manifest, how, k),
+    }
+    return {"k": k, "reason": why, "notes": _warnings(target, manifest), "servers": servers}
 
 
 def _recommended(bundle: Path, family: str) -> tuple[int, str]:

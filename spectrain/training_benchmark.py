@@ -6,10 +6,11 @@ import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
-from spectrain.cli_options import RECIPE, command_parser
+from spectrain.cli_options import command_parser
 from spectrain.errors import SpectrainError
 from spectrain.files import write_json
 
+RECIPE = "recipes/smollm2-135m-instruct/eagle3.yaml"
 OUTPUT = "runs/benchmarks/training.json"
 VARIANTS = tuple(
     f"{depths}-depths-{columns}: drafter.depths={depths} drafter.draft_vocab_size={columns}"

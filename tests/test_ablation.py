@@ -311,7 +311,7 @@ def test_the_door_teaches():
     failed = subprocess.run([sys.executable, *missing], capture_output=True, text=True)
     assert (failed.returncode, failed.stderr) == (
         2,
-        "error: recipe none.yaml does not exist; the ones that ship lie in recipes/\n",
+        "error: recipe none.yaml does not exist; spectrain recipe writes one to start from\n",
     )
 
 

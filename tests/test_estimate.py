@@ -222,15 +222,17 @@ def test_what_does_not_fit_says_what_to_lower(one):
     assert "does not fit" in table(document, 10 * GIB)
 
 
-def test_the_command_prints_writes_and_tells_by_its_exit_code(make_recipe, tmp_path, capsys):
-    path, output = make_recipe(tmp_path), tmp_path / "estimate.json"
-    arguments = [str(path), *GIVEN, "--row-tokens", "100", "--output", str(output)]
+def test_the_command_prints_and_tells_by_its_exit_code(make_recipe, tmp_path, capsys):
+    arguments = [str(make_recipe(tmp_path)), *GIVEN, "--row-tokens", "100"]
     assert cli.guarded(cli.estimate, [*arguments, "--device-memory", "80", "training.epochs=1"], "estimate") == 0
     said = capsys.readouterr()
     assert "fits 80.00 GiB" in said.out
     assert "estimate: running a training step on shapes alone ..." in said.err
-    assert json.loads(output.read_text(encoding="utf-8"))["traffic"]["train"]["tokens"] == 1_000_000
-    assert cli.guarded(cli.estimate, [*arguments, "--device-memory", "0.0001"], "estimate") == 1
+    assert cli.guarded(cli.estimate, [*arguments, "--device-memory", "0.0001", "--json"], "estimate") == 1
+    said = capsys.readouterr()
+    document = json.loads(said.out)
+    assert document["traffic"]["train"]["tokens"] == 1_000_000
+    assert f"does not fit: {document['shortage']}" in said.err
 
 
 @pytest.mark.parametrize(
@@ -242,7 +244,6 @@ def test_the_command_prints_writes_and_tells_by_its_exit_code(make_recipe, tmp_p
         ([*GIVEN, "--row-tokens", "5000"], "data.max_length"),
         ([*GIVEN, "--processes", "0"], "--processes 0"),
         ([*GIVEN, "--utilisation", "0"], "--utilisation"),
-        ([*GIVEN, "--measure"], "--measure"),
         ([*GIVEN, "--device-memory", "-1"], "--device-memory"),
         ([*GIVEN, "--config", "nowhere.json"], "--config nowhere.json"),
         *[

@@ -59,12 +59,12 @@ def test_the_same_is_identical(says, base, tmp_path):
     assert says(base, copy) == (0, f"identical: {base} against {copy}\n")
     tokens = tmp_path / "tokens"
     build_tokenizer().save_pretrained(tokens)
-    assert says(base, tokens, "--traffic") == (0, f"identical: {base} against {tokens}\n")
+    assert says(base, tokens, "--text") == (0, f"identical: {base} against {tokens}\n")
 
 
 def test_padding_is_compatible_and_missing_rows_are_an_error(says, base, make_tokenizer, tmp_path):
     padded = model_folder(tmp_path / "padded", make_tokenizer(), rows=512, eos=265)
-    for flags in ((), ("--traffic",)):
+    for flags in ((), ("--text",)):
         code, said = says(base, padded, *flags)
         assert code == 0
         assert said.startswith("compatible: ")
@@ -113,7 +113,7 @@ def test_what_traffic_demands(says, base, make_tokenizer, tmp_path):
     assert [line.split(":")[0].strip() for line in said.splitlines()[1:]] == [
         "normalizer", "chat_template", "padding_id", "ends of an answer"]  # fmt: skip
     assert said.count("harmless in decoding") == 4
-    code, said = says(base, other, "--traffic")
+    code, said = says(base, other, "--text")
     assert (code, said.split(":")[0]) == (1, "different")
     assert [line.split(":")[0].strip() for line in said.splitlines()[1:]] == [
         "normalizer", "chat_template", "ends of an answer", "padding_id"]  # fmt: skip
@@ -125,8 +125,8 @@ def test_json(says, base, make_tokenizer, tmp_path):
     code, said = says(base, other, "--json")
     document = json.loads(said)
     assert code == 1
-    assert {key: document[key] for key in ("a", "b", "traffic", "level")} == {
-        "a": base, "b": other, "traffic": False, "level": "different"}  # fmt: skip
+    assert {key: document[key] for key in ("a", "b", "text", "level")} == {
+        "a": base, "b": other, "text": False, "level": "different"}  # fmt: skip
     assert document["harmful"][0] == "vocabulary: token 'a': id 64 against 65"
     assert document["harmless"][0].startswith("chat_template: ")
 
@@ -192,7 +192,7 @@ def bundle(make_eagle3, chat_target, tmp_path):
 def test_a_bundle_belongs_to_its_target(says, bundle, chat_folder):
     ours = bundle("ours")
     assert says(ours, chat_folder) == (0, f"identical: {ours} against {chat_folder}\n")
-    assert says(ours, chat_folder, "--traffic")[0] == 0
+    assert says(ours, chat_folder, "--text")[0] == 0
     own = target_identity(Path(chat_folder))
     stranger = bundle("stranger", TargetIdentity(own.architecture, own.config_digest, "w" * 64, "org/other"))
     for pair in ((stranger, chat_folder), (chat_folder, stranger), (ours, stranger)):

@@ -71,7 +71,7 @@ def test_survival_and_verification_by_length_replace_alpha_and_a_constant(plan):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ("--c .1", "no acceptance: expected one of --alpha, --survival, --tau, or a report with --from"),
+        ("--c .1", "no acceptance: expected one of --alpha, --survival, --tau, or --report, a report"),
         ("--alpha .7", "--c is missing"),
         ("--alpha .7 --tau 3 --k 5 --c .1", "--alpha and --tau both say the acceptance"),
         ("--alpha 1.2 --c .1", "alpha: found 1.2"),
@@ -82,20 +82,24 @@ def test_survival_and_verification_by_length_replace_alpha_and_a_constant(plan):
         ("--alpha .7 --c .1 --o -5", "--o -5: expected a cost"),
         ("--alpha .7 --c .1 --v nan", "--v nan: expected costs in plain decoding steps, each more than 0"),
         ("--alpha .7 --c .1 --v 0", "--v 0: expected costs"),
-        ("--alpha .7 --c .1 --k 1..99999999999", "--k '1..99999999999': expected draft lengths from 1 to 1024"),
+        (
+            "--alpha .7 --c .1 --k 1..99999999999",
+            "--k: expected draft lengths from 1 to 1024, for instance 5, 1,3,5 or 1..8 (found '1..99999999999')",
+        ),
         ("--alpha .7 --c .1 --batch 8", "--batch 8: what a verification costs at that batch is not known"),
-        ("--alpha .7 --c .1 --batch 0 --v 1", "--batch 0: expected a whole number"),
-        ("--alpha .7 --c .1 --k 0", "--k '0': expected draft lengths from 1"),
-        ("--alpha .7 --c .1 --k 5..3", "--k '5..3': expected draft lengths"),
-        ("--alpha .7 --c .1 --v 1,2", "--v '1,2': 2 costs for draft lengths up to 8"),
+        ("--alpha .7 --c .1 --batch 0 --v 1", "--batch: expected whole numbers of at least 1"),
+        ("--alpha .7 --c .1 --batch 1,2 --v 1", "--batch: expected one number (found 1,2)"),
+        ("--alpha .7 --c .1 --k 0", "--k: expected draft lengths from 1"),
+        ("--alpha .7 --c .1 --k 5..3", "--k: expected draft lengths"),
+        ("--alpha .7 --c .1 --v 1,2", "--v 1,2: 2 costs for draft lengths up to 8"),
         ("--survival .5,.6 --c .1", "multiplied up"),
-        ("--survival .5,x --c .1", "--survival '.5,x': expected numbers"),
-        ("--survival .5,.4 --c .1 --k 3", "--k '3': survival is known up to 2"),
+        ("--survival .5,x --c .1", "--survival: expected numbers with commas, for instance 0,0.7 (found '.5,x')"),
+        ("--survival .5,.4 --c .1 --k 3", "--k 3: survival is known up to 2"),
         ("--tau 3.5 --c .1", "--tau: give the draft length that it was measured at"),
         ("--tau 7 --k 5 --c .1", "--tau 7: a round of k=5 commits at most 6 tokens"),
         ("--tau .7 --k 5 --c .1", "tokens per round: found 0.7"),
         ("--alpha .7 --c .1 --contender x", "--contender names one of a report"),
-        ("--from none.json", "none.json: cannot be read"),
+        ("--report none.json", "none.json: cannot be read"),
     ],
 )
 def test_mistakes_are_named(plan, arguments, message):
@@ -106,7 +110,7 @@ def test_mistakes_are_named(plan, arguments, message):
 
 
 def test_a_report_gives_what_was_measured(plan, report):
-    found = json.loads(plan(f"--from {report} --json"))
+    found = json.loads(plan(f"--report {report} --json"))
     sampler = json.loads(report.read_text())["samplers"][0]
     best = sampler["verdict"]["overall"]["best"]["contender"]
     numbers = next(c for c in sampler["contenders"] if c["contender"] == best)["pooled"]
@@ -118,7 +122,7 @@ def test_a_report_gives_what_was_measured(plan, report):
 
 
 def test_what_is_given_takes_the_place_of_what_was_measured(plan, report):
-    first, other = (json.loads(plan(f"--from {report} --contender 'eagle3 k=5' --json {more}"))
+    first, other = (json.loads(plan(f"--report {report} --contender 'eagle3 k=5' --json {more}"))
                     for more in ("", "--c .01 --o 0 --alpha .9 --k 5"))  # fmt: skip
     assert len(first["rows"]) == 5
     (row,) = other["rows"]
@@ -127,7 +131,7 @@ def test_what_is_given_takes_the_place_of_what_was_measured(plan, report):
 
 
 def test_a_batch_of_a_report_has_its_own_costs(plan, report):
-    found = json.loads(plan(f"--from {report} --contender 'eagle3 k=5' --batch 4 --json"))
+    found = json.loads(plan(f"--report {report} --contender 'eagle3 k=5' --batch 4 --json"))
     step = round_s("plain", 4)
     assert [found["v"][k] for k in (0, 3, 5)] == pytest.approx([forward(4, k + 1) / step for k in (0, 3, 5)])
     assert found["rows"][4]["round_cost"] == pytest.approx(5 * found["c"] + (forward(4, 6) + OVER) / step)
@@ -143,4 +147,4 @@ def test_a_batch_of_a_report_has_its_own_costs(plan, report):
     ],
 )
 def test_what_a_report_does_not_hold_is_named(plan, report, more, message):
-    assert re.search(message, plan(f"--from {report} {more}", code=2))
+    assert re.search(message, plan(f"--report {report} {more}", code=2))
