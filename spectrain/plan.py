@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
@@ -15,6 +14,7 @@ from spectrain.exact.cost import Length, alpha_for_tokens, by_length, geometric_
 
 LENGTHS = "1..8"
 LONGEST = 1024
+DEAREST, CHEAPEST = 1e6, 1e-6  # plain decoding steps; beyond them nothing that comes out is a number
 
 
 @dataclass(frozen=True)
@@ -50,6 +50,7 @@ def plan(arguments: Sequence[str], name: str = "spectrain plan") -> None:
     _options(parser)
     options = parser.parse_args(arguments)
     _check_costs(options)
+    options.batch = None if options.batch is None else _batch(options.batch)
     found = _measured(options) if options.source else _given(options)
     lengths = _lengths(options.k, len(found.survival)) if options.tau is None else range(1, len(found.survival) + 1)
     rows = [row for row in found.rows() if row.k in lengths]
@@ -66,7 +67,7 @@ def _options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--v", metavar="V or V1,V2,...",
                         help="steps that verifying a round takes: for all k, or each from 1 (default: 1)")  # fmt: skip
     parser.add_argument("--o", type=float, help="steps that the rest of a round takes (default: 0)")
-    parser.add_argument("--batch", type=int, help="requests that share a step (default: one)")
+    parser.add_argument("--batch", metavar="B", help="requests that share a step: one number (default: 1)")
     parser.add_argument("--from", dest="source", metavar="FILE", help="an acceptance.json: measured numbers")
     parser.add_argument("--contender", metavar="NAME", help="of that file, a chain (default: its verdict's best)")
     parser.add_argument("--json", action="store_true", help="print JSON")
@@ -83,7 +84,6 @@ def _given(options: argparse.Namespace) -> Plan:
         raise SpectrainError("no acceptance: expected one of --alpha, --survival, --tau, or a report with --from")
     if options.c is None:
         raise SpectrainError("--c is missing: what drafting a token costs, in plain steps; for instance --c 0.1")
-    _check_batch(options.batch)
     survival, alpha = found
     notes: tuple[str, ...] = ()
     if options.v is None:
@@ -108,7 +108,7 @@ def _acceptance(options: argparse.Namespace) -> tuple[list[float], float | None]
         return _floats(options.survival, "--survival"), None
     if options.alpha is not None:
         return geometric_survival(options.alpha, max(_lengths(options.k))), options.alpha
-    lengths = _lengths(options.k) if options.k else []
+    lengths = [] if options.k is None else _lengths(options.k)
     if len(lengths) != 1:
         raise SpectrainError("--tau: give the draft length that it was measured at, one, for instance --tau 3.5 --k 5")
     alpha = alpha_for_tokens(options.tau, lengths[0])
@@ -120,18 +120,21 @@ def _acceptance(options: argparse.Namespace) -> tuple[list[float], float | None]
     return geometric_survival(alpha, lengths[0]), alpha
 
 
-def _check_batch(batch: int | None) -> None:
-    if batch is not None and batch < 1:
-        raise SpectrainError(f"--batch {batch}: expected a whole number of at least 1")
+def _batch(text: str) -> int:
+    if not text.isdecimal() or int(text) < 1:
+        raise SpectrainError(f"--batch {text}: expected a whole number of at least 1, one at a time")
+    return int(text)
 
 
 def _check_costs(options: argparse.Namespace) -> None:
     for flag in ("c", "o"):
         value = getattr(options, flag)
-        if value is not None and not (0 <= value < math.inf):
-            raise SpectrainError(f"--{flag} {value:g}: expected a cost in plain decoding steps, 0 or more")
-    if options.v is not None and not all(0 < value < math.inf for value in _floats(options.v, "--v")):
-        raise SpectrainError(f"--v {options.v}: expected costs in plain decoding steps, each more than 0")
+        if value is not None and not (0 <= value <= DEAREST):
+            raise SpectrainError(f"--{flag} {value:g}: expected a cost in plain decoding steps, from 0 to {DEAREST:g}")
+    if options.v is not None and not all(CHEAPEST <= value <= DEAREST for value in _floats(options.v, "--v")):
+        raise SpectrainError(
+            f"--v {options.v}: expected costs in plain decoding steps, each from {CHEAPEST:g} to {DEAREST:g}"
+        )
 
 
 def _verification(text: str, longest: int) -> list[float]:
@@ -155,7 +158,8 @@ def _floats(text: str, flag: str) -> list[float]:
 
 def _lengths(text: str | None, known: int | None = None) -> list[int]:
     """Draft lengths, of which no more than ``known`` can be told."""
-    shown = text or (LENGTHS if known is None else f"1..{known}")
+    default = LENGTHS if known is None else f"1..{known}"
+    shown = default if text is None else text
     try:
         first, dots, last = shown.partition("..")
         ends = [int(first), int(last)] if dots else [int(part) for part in shown.split(",")]
@@ -178,7 +182,6 @@ def _measured(options: argparse.Namespace) -> Plan:
     """A chain of a report, under its first sampler; options take the place of what was measured."""
     from spectrain.evaluation.document import read_document
 
-    _check_batch(options.batch)
     document = read_document(options.source)
     sampler = document["samplers"][0]
     chains = {c["contender"]: c for c in document["cost_model"]["chains"] if c["sampler"] == sampler["name"]}
@@ -190,7 +193,7 @@ def _measured(options: argparse.Namespace) -> Plan:
     ]
     # A drafter that finds nothing to propose in some rounds costs less than k·c: c is told by the place in a draft.
     share = numbers["cost"]["proposed_per_round"] / chain["k"]
-    if options.batch is None:
+    if options.batch is None or (options.batch == 1 and not chain["by_batch"]):  # all of it was of single requests
         costs, points = chain, [(float(k), v) for k, v in chain["v_by_k"].items()]
     else:
         costs = _at_batch(options, document, chain)
@@ -202,21 +205,22 @@ def _measured(options: argparse.Namespace) -> Plan:
     if given is not None:
         found = replace(found, survival=given[0], alpha=given[1])
     v = found.v if options.v is None else _verification(options.v, len(found.survival))
+    notes: tuple[str, ...] = ()
     if len(v) <= len(found.survival):
         v = [interpolate(points, k) for k in range(len(found.survival) + 1)]
-    return replace(
-        found, v=v, c=found.c if options.c is None else options.c, o=found.o if options.o is None else options.o
-    )
+    if options.v is None and len(found.survival) > (longest := int(max(points)[0])):
+        notes = (f"v was measured up to k={longest}, and is taken to stay what it is there; give --v to change it",)
+    c, o = (found.c if options.c is None else options.c), (found.o if options.o is None else options.o)
+    return replace(found, v=v, c=c, o=o, notes=notes)
 
 
 def _chain(options: argparse.Namespace, sampler: dict[str, Any], chains: dict[str, dict[str, Any]]) -> dict[str, Any]:
     best = sampler["verdict"]["overall"]["best"]
     name = options.contender or (best["contender"] if best else None)
     if name not in chains:
-        found = f"found {', '.join(chains)}" if chains else "it has none"
-        raise SpectrainError(
-            f"{options.source}: {name!r} is no chain of this report; {found}; name one with --contender"
-        )
+        found = f"found {', '.join(chains)}; name one with --contender" if chains else "it has none"
+        what = "its verdict is about none" if name is None else f"{name!r} is no chain of this report"
+        raise SpectrainError(f"{options.source}: {what}; {found}")
     return chains[name]
 
 
@@ -233,7 +237,9 @@ def _at_batch(options: argparse.Namespace, document: dict[str, Any], chain: dict
 
 def _plain_v(load: dict[str, Any], batch: int) -> float:
     """The forward's share of a plain step."""
-    row = next(r for r in load["drafting"] if (r["contender"], r["batch"]) == ("plain", batch))
+    from spectrain.evaluation.leaves import PLAIN
+
+    row = next(r for r in load["drafting"] if (r["contender"], r["batch"]) == (PLAIN, batch))
     return float(row["verify_s"] / (row["verify_s"] + row["overhead_s"]))
 
 

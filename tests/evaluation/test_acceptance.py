@@ -44,11 +44,15 @@ def drafters(chat_target):
     return {"ngram": NgramDrafter(NgramConfig()), "eagle3": eagle.eval()}
 
 
+def entries(drafters, config):
+    return contenders(drafters, config.k, config.trees, config.verification, leave_out=True)
+
+
 @pytest.fixture
 def run(chat_target, drafters, tmp_path):
     def run(name="raw", config=CONFIG, conversations=None, identity=IDENTITY):
         chosen = conversations or chats()
-        found = measure(chat_target, drafters, chosen, config, tmp_path / name, identity, progress=False)
+        found = measure(chat_target, entries(drafters, config), chosen, config, tmp_path / name, identity, progress=False)
         return list(found.samples())
 
     return run
@@ -57,7 +61,7 @@ def run(chat_target, drafters, tmp_path):
 @pytest.fixture(scope="module")
 def measured(chat_target, drafters, tmp_path_factory):
     folder = tmp_path_factory.mktemp("measured")
-    found = measure(chat_target, drafters, chats(), CONFIG, folder, IDENTITY, progress=False)
+    found = measure(chat_target, entries(drafters, CONFIG), chats(), CONFIG, folder, IDENTITY, progress=False)
     return list(found.samples()), folder
 
 
