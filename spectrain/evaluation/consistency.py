@@ -1,7 +1,7 @@
 """Whether a document agrees with itself: what is named was measured, verdicts are about what stands beside them.
 
-``contradictions`` has what can be said of two places, ``sums`` the numbers of a contender, ``load_checks`` batches and the
-cost model. All of it comes after the shape is known to be right.
+``contradictions`` has what can be said of two places, ``sums`` the numbers of a contender, ``load_checks`` batches and
+the cost model. All of it comes after the shape is known to be right.
 """
 
 from __future__ import annotations
@@ -144,7 +144,9 @@ def _verdict(verdict: Block, contenders: Blocks, kind: str | None, path: str) ->
     best, on = verdict["best"], verdict["decision"] == ON
     chosen = best if on and best is not None else {"contender": None, "k": 0}
     for key in ("contender", "k"):
-        same(f"{path}.{key}", verdict[key], chosen[key], f"by the decision, {verdict['decision']!r}, and the best it is")
+        same(
+            f"{path}.{key}", verdict[key], chosen[key], f"by the decision, {verdict['decision']!r}, and the best it is"
+        )
     if best is not None:
         known(f"{path}.best.contender", best["contender"], [n for n, c in contenders.items() if not c["lossy"]])
         contender = contenders[best["contender"]]

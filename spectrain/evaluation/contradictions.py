@@ -16,7 +16,7 @@ ESTIMATES = ("value", "rate", "share")  # what an interval may be one of
 
 def same(path: str, found: Any, expected: Any, why: str) -> None:
     """Raise ``SpectrainError`` unless both are the same: numbers but for rounding, whole ones exactly."""
-    inexact = isinstance(found, int | float) and isinstance(expected, float) or isinstance(found, float)
+    inexact = (isinstance(found, int | float) and isinstance(expected, float)) or isinstance(found, float)
     if inexact and expected is not None and math.isclose(found, expected, rel_tol=TOLERANCE, abs_tol=1e-9):
         return
     if found != expected:
@@ -52,7 +52,9 @@ def known(path: str, name: Any, names: Iterable[Any]) -> None:
 def check_values(value: Any, path: str = "") -> None:
     """Every number anywhere is one, and every interval holds its estimate."""
     if isinstance(value, int | float) and not finite(value):
-        raise SpectrainError(f"{path} is {value if isinstance(value, float) else 'too large'}, expected a finite number")
+        raise SpectrainError(
+            f"{path} is {value if isinstance(value, float) else 'too large'}, expected a finite number"
+        )
     if isinstance(value, dict):
         for key, item in value.items():
             check_values(item, f"{path}.{key}".removeprefix("."))

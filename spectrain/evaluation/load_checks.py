@@ -82,7 +82,9 @@ def _chain(chain: Block, samplers: Mapping[str, Blocks], load: Block | None, pat
     for key in ("drafter", "k", "verification"):
         same(f"{path}.{key}", chain[key], contender[key], "the contender has")
     pooled, cost = contender["pooled"], contender["pooled"]["cost"]
-    same(f"{path}.tokens_per_round", chain["tokens_per_round"], pooled["tokens_per_round"]["value"], "the contender has")
+    same(
+        f"{path}.tokens_per_round", chain["tokens_per_round"], pooled["tokens_per_round"]["value"], "the contender has"
+    )
     same(f"{path}.measured", chain["measured"], pooled["speedup"]["decode"], "the contender has")
     for key, name in (("c", "draft_cost_per_token"), ("v", "verify_cost_per_round"), ("o", "overhead_cost_per_round"),
                       ("predicted", "predicted_speedup"), ("relative_difference",) * 2):  # fmt: skip

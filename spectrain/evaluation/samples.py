@@ -40,9 +40,10 @@ class Sample:
     held; None where it was not recorded. ``baseline`` is the contender that is plain decoding of the same target.
 
     ``turn`` says which of the assistant's turns was answered, 1 being the first; ``seed_index`` which of the answers to
-    it this is. ``teacher_forced`` holds scores of a drafter (see ``DepthScores``). Where decoding recorded them: ``visited_alpha`` [Σ α, n] for each draft position over the positions that
-    were tested; ``confidence`` [Σ q, tested, accepted] for each of ten bins of the drafted token's probability q;
-    ``pit`` the bins of the law test; ``cache_bytes`` the most that the target's cache held; ``energy_j`` joules.
+    it this is. ``teacher_forced`` holds scores of a drafter (see ``DepthScores``). Where decoding recorded them:
+    ``visited_alpha`` [Σ α, n] for each draft position over the positions that were tested; ``confidence`` [Σ q, tested,
+    accepted] for each of ten bins of the drafted token's probability q; ``pit`` the bins of the law test;
+    ``cache_bytes`` the most that the target's cache held; ``energy_j`` joules.
     """
 
     conversation: str

@@ -5,12 +5,10 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 SCHEMA = "spectrain.acceptance/4"
 
 # None is a leaf; a list has one shape for all its items; "*" stands for every key of an object. All have to be there;
-# with a "?" at the end a key may be null, and with "??" also be missing: what not every measurement has, or once had not.
+# with a "?" at the end a key may be null, and with "??" also be missing: not every measurement has it.
 _INTERVAL = {"value": None, "low?": None, "high?": None}
 _SPEEDUP = {"decode": _INTERVAL, "total": _INTERVAL}
 _COST = {

@@ -40,7 +40,9 @@ RULES: Mapping[str, Callable[[Numbers], Any]] = {
     "tokens_per_round.value": lambda n: n["tokens"] / n["rounds"],
     "accepted_prefix.mean": _mean,
     "accepted_prefix.interval.value": _mean,
-    "tokens_per_full_round.value": lambda n: 1 + _mean(n),  # each full round commits what it accepts and one more
+    "tokens_per_full_round.value": lambda n: (
+        1 + (_mean(n) or 0)
+    ),  # each full round commits what it accepts and one more
     "seconds.unaccounted": _unaccounted,
     "tokens_per_second.value": lambda n: n["new_tokens"] / n["seconds"]["total"],
     "decode_tokens_per_second.value": lambda n: n["tokens"] / _decode_s(n),
@@ -98,7 +100,10 @@ def _check_positions(numbers: Numbers, path: str, depth: int) -> None:
     prefix, full = numbers["accepted_prefix"], _full(numbers)
     histogram = prefix["histogram"]
     same(f"{path}.accepted_prefix.histogram", sum(histogram), full, "rounds that were not clipped are")
-    lists = {"accepted_prefix.histogram": (histogram, depth + 1), "accepted_prefix.shares": (prefix["shares"], depth + 1)}
+    lists = {
+        "accepted_prefix.histogram": (histogram, depth + 1),
+        "accepted_prefix.shares": (prefix["shares"], depth + 1),
+    }
     lists |= {name: (numbers[name], depth) for name in ("marginal_survival", "conditional_acceptance")}
     for name, (rows, length) in lists.items():
         same(f"{path}.{name} has a length that", len(rows), length, "by the depth of the drafts is")

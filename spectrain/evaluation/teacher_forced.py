@@ -30,7 +30,7 @@ class _Scores:
 
     def add(self, sample: Mapping[str, Any]) -> None:
         scores = DepthScores.recorded(sample["teacher_forced"])
-        for kind in {EVERYTHING, *kind_and_parents(sample["kind"])}:
+        for kind in dict.fromkeys((EVERYTHING, *kind_and_parents(sample["kind"]))):
             self.totals[kind] = self.totals.get(kind, DepthScores()) + scores
         name, found = sample["conversation"], list(zip(scores.alpha, scores.positions, strict=True))
         self.kinds[name] = sample["kind"]

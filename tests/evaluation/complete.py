@@ -173,7 +173,8 @@ def _cost_model(samplers: list[dict[str, Any]]) -> dict[str, Any]:
     states = [{"contender": name, "k": k, "capacity": 2.5, "saturated": saturated,
                "running": None if saturated else 3.2, "tokens_per_second": None if saturated else 41.0,
                "latency_ms_per_token": None if saturated else 71.0}
-              for name, k, saturated in (("plain", 0, True), *((c["contender"], c["k"], False) for c in measured))]  # fmt: skip
+              for name, k, saturated in (("plain", 0, True),
+                                         *((c["contender"], c["k"], False) for c in measured))]  # fmt: skip
     best = {"contender": states[1]["contender"], "k": states[1]["k"]}
     rate = {"request_rate": 2.0, "prompt_tokens": 80.0, "answer_tokens": 60.0, "contenders": states, "best": best,
             "sentence": f"At 2 requests a second, {best['contender']} is best."}  # fmt: skip

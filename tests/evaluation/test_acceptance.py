@@ -52,7 +52,9 @@ def entries(drafters, config):
 def run(chat_target, drafters, tmp_path):
     def run(name="raw", config=CONFIG, conversations=None, identity=IDENTITY):
         chosen = conversations or chats()
-        found = measure(chat_target, entries(drafters, config), chosen, config, tmp_path / name, identity, progress=False)
+        found = measure(
+            chat_target, entries(drafters, config), chosen, config, tmp_path / name, identity, progress=False
+        )
         return list(found.samples())
 
     return run

@@ -8,8 +8,8 @@ import pytest
 from known_server import DRAFT, OVER, document, forward, line, round_s
 
 from spectrain import cli
-from spectrain.exact.cost import expected_tokens
 from spectrain.evaluation.summary import summarise
+from spectrain.exact.cost import expected_tokens
 from spectrain.files import write_json
 
 
@@ -150,9 +150,7 @@ def test_a_report_without_batches_is_of_single_requests(plan, simulator, tmp_pat
 
 def test_lengths_beyond_those_measured_are_said_to_be_guessed(plan, report):
     found = json.loads(plan(f"--from {report} --contender 'eagle3 k=3' --alpha .9 --k 1..9 --json"))
-    assert found["notes"] == [
-        "v was measured up to k=5, and is taken to stay what it is there; give --v to change it"
-    ]
+    assert found["notes"] == ["v was measured up to k=5, and is taken to stay what it is there; give --v to change it"]
     assert not json.loads(plan(f"--from {report} --contender 'eagle3 k=3' --alpha .9 --k 1..5 --json"))["notes"]
 
 

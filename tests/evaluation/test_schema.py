@@ -92,7 +92,15 @@ def test_both_refuse_the_same_mutated_documents(document, validator):
                 continue
             del holder[key]
         else:
-            holder[key] = {"null": None, "text": "x", "number": 1.5, "negative": -2, "list": [], "object": {}, "flag": True}[fault]
+            holder[key] = {
+                "null": None,
+                "text": "x",
+                "number": 1.5,
+                "negative": -2,
+                "list": [],
+                "object": {},
+                "flag": True,
+            }[fault]
         agreed = accepted(broken)
         assert agreed == validator.is_valid(broken), (path, fault)
         refused += not agreed
@@ -102,7 +110,9 @@ def test_both_refuse_the_same_mutated_documents(document, validator):
 @pytest.mark.parametrize("key", sorted(LEAVES))
 def test_every_leaf_refuses_another_type(key):
     for wrong in (WRONG[LEAVES[key]["type"]], None):
-        with pytest.raises(SpectrainError, match=rf"a\.{key} is {wrong!r}, expected {re.escape(described(LEAVES[key]))}"):
+        with pytest.raises(
+            SpectrainError, match=rf"a\.{key} is {wrong!r}, expected {re.escape(described(LEAVES[key]))}"
+        ):
             check_leaf(key, wrong, f"a.{key}")
     check_leaf(key, None, f"a.{key}", nullable=True)
 
