@@ -84,10 +84,11 @@ def _numbers(contender: Block) -> list[tuple[str, Block]]:
 
 def _labelled(contender: Block, path: str) -> None:
     """It is what its shape says, and a rule that changes the law says so wherever its name is read."""
-    if contender["lossy"] != (LOSSY in contender["contender"]):
+    rule = contender["verification"] or ""
+    if not rule.endswith("_lossy") == contender["lossy"] == (LOSSY in contender["contender"]):
         raise SpectrainError(
-            f"{path}: lossy is {contender['lossy']!r} of {contender['contender']!r}: a rule that changes the law of "
-            f"the output must be called {LOSSY}, and no other may be; measure again"
+            f"{path}: {contender['contender']!r} was verified with {rule!r}, lossy is {contender['lossy']!r}: a rule "
+            f"that changes the law of the output must be called {LOSSY}, and no other may be; measure again"
         )
     shape = contender["shape"] or {"type": "chain", "depth": 0, "nodes": 0}
     for key in ("depth", "nodes"):

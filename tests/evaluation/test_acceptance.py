@@ -199,11 +199,9 @@ def limited(drafters, monkeypatch):
     return eagle
 
 
-def test_drafts_that_no_drafter_fills_are_refused_before_anything_is_written(chat_target, limited, tmp_path):
-    alone = {"eagle3": limited}
-    message = refusal(measure, chat_target, alone, chats(), CONFIG, tmp_path / "raw", IDENTITY, progress=False)
+def test_drafts_that_no_drafter_fills_are_refused(limited):
+    message = refusal(entries, {"eagle3": limited}, CONFIG)
     assert "k=2 has depth 2, eagle3 drafts at most 1 tokens ahead" in message
-    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_draft_that_one_drafter_cannot_fill_is_left_to_the_others(run, limited, tmp_path):
