@@ -23,7 +23,7 @@ from spectrain.evaluation.begun import go_on
 from spectrain.evaluation.contenders import AcceptanceConfig, Contender
 from spectrain.evaluation.ledger import Ledger
 from spectrain.evaluation.running import Running
-from spectrain.evaluation.samples import parse_sample
+from spectrain.evaluation.samples import typed
 from spectrain.files import json_digest
 from spectrain.target import Target
 
@@ -75,7 +75,7 @@ def measure(target: Target, entries: Sequence[Contender], conversations: Sequenc
 
     def count(raws: Sequence[dict[str, Any]]) -> None:
         for raw in raws:  # also those that were there: nothing is measured beside lines that nobody could read
-            parse_sample(raw)
+            typed(raw)
         running.add(raws)
 
     ledger = Ledger(output, [c.id for c in chosen], samples, rank=state.process_index, observe=count)

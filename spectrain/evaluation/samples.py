@@ -141,6 +141,15 @@ def parse_sample(raw: Mapping[str, Any]) -> Sample:
 
     Raises ``SpectrainError`` naming the sample and the field.
     """
+    sample = typed(raw)
+    _check_drafting(sample)
+    _check_rounds(sample)
+    _check_times(sample)
+    return sample
+
+
+def typed(raw: Mapping[str, Any]) -> Sample:
+    """A raw sample whose fields have their types; whether they agree with one another is not looked at."""
     values = {name: raw.get(name, missing) for name, missing in LATER.items()}
     values |= {name: _field(raw, name) for name in Sample.__dataclass_fields__ if name not in LATER}
     values["conversation"] = str(values["conversation"])
@@ -148,17 +157,13 @@ def parse_sample(raw: Mapping[str, Any]) -> Sample:
     if isinstance(values["rounds"], list | tuple):
         values["rounds"] = tuple(_round(raw, found) for found in values["rounds"])
     try:
-        sample = Sample(**values)
+        return Sample(**values)
     except ValidationError as error:
         first = error.errors()[0]
         where = ".".join(map(str, first["loc"]))
         raise SpectrainError(
             f"a raw sample ({_place(raw)}): {where} is {first['input']!r}: {first['msg']}; measure it again"
         ) from error
-    _check_drafting(sample)
-    _check_rounds(sample)
-    _check_times(sample)
-    return sample
 
 
 def _field(raw: Mapping[str, Any], name: str) -> Any:
