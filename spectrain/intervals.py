@@ -69,6 +69,8 @@ def ratio_intervals(
     value_F = _ratios(flat_PFC.sum(-1))
     draws_FR = np.concatenate([_ratios(flat_PFC @ weights_CR) for weights_CR in _weights(count, resamples, seed)], -1)
     low_F, high_F = _bounds(value_F, draws_FR, _influence(flat_PFC, value_F), confidence)
+    # Draws can be so lopsided that BCa's interval lies beside its estimate: it is widened to hold it.
+    low_F, high_F = np.minimum(low_F, value_F), np.maximum(high_F, value_F)
     return Intervals(*(bound.reshape(shape) for bound in (value_F, low_F, high_F)))
 
 

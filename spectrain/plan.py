@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
@@ -14,6 +13,7 @@ from spectrain.exact.cost import Length, alpha_for_tokens, by_length, geometric_
 from spectrain.output import telling
 
 LENGTHS = "1..8"
+DEAREST, CHEAPEST = 1e6, 1e-6  # plain decoding steps; beyond them nothing that comes out is a number
 
 
 @dataclass(frozen=True)
@@ -129,10 +129,12 @@ def _acceptance(options: argparse.Namespace) -> tuple[list[float], float | None]
 def _check_costs(options: argparse.Namespace) -> None:
     for flag in ("c", "o"):
         value = getattr(options, flag)
-        if value is not None and not (0 <= value < math.inf):
-            raise SpectrainError(f"--{flag} {value:g}: expected a cost in plain decoding steps, 0 or more")
-    if options.v is not None and not all(0 < value < math.inf for value in options.v):
-        raise SpectrainError(f"--v {_shown(options.v)}: expected costs in plain decoding steps, each more than 0")
+        if value is not None and not (0 <= value <= DEAREST):
+            raise SpectrainError(f"--{flag} {value:g}: expected a cost in plain decoding steps, from 0 to {DEAREST:g}")
+    if options.v is not None and not all(CHEAPEST <= value <= DEAREST for value in options.v):
+        raise SpectrainError(
+            f"--v {_shown(options.v)}: expected costs in plain decoding steps, each from {CHEAPEST:g} to {DEAREST:g}"
+        )
 
 
 def _verification(given: Sequence[float], longest: int) -> list[float]:
@@ -173,7 +175,7 @@ def _measured(options: argparse.Namespace) -> Plan:
     ]
     # A drafter that finds nothing to propose in some rounds costs less than k·c: c is told by the place in a draft.
     share = numbers["cost"]["proposed_per_round"] / chain["k"]
-    if options.batch is None:
+    if options.batch is None or (options.batch == 1 and not chain["by_batch"]):  # all of it was of single requests
         costs, points = chain, [(float(k), v) for k, v in chain["v_by_k"].items()]
     else:
         costs = _at_batch(options, document, chain)
@@ -185,21 +187,22 @@ def _measured(options: argparse.Namespace) -> Plan:
     if given is not None:
         found = replace(found, survival=given[0], alpha=given[1])
     v = found.v if options.v is None else _verification(options.v, len(found.survival))
+    notes: tuple[str, ...] = ()
     if len(v) <= len(found.survival):
         v = [interpolate(points, k) for k in range(len(found.survival) + 1)]
-    return replace(
-        found, v=v, c=found.c if options.c is None else options.c, o=found.o if options.o is None else options.o
-    )
+    if options.v is None and len(found.survival) > (longest := int(max(points)[0])):
+        notes = (f"v was measured up to k={longest}, and is taken to stay what it is there; give --v to change it",)
+    c, o = (found.c if options.c is None else options.c), (found.o if options.o is None else options.o)
+    return replace(found, v=v, c=c, o=o, notes=notes)
 
 
 def _chain(options: argparse.Namespace, sampler: dict[str, Any], chains: dict[str, dict[str, Any]]) -> dict[str, Any]:
     best = sampler["verdict"]["overall"]["best"]
     name = options.contender or (best["contender"] if best else None)
     if name not in chains:
-        found = f"found {', '.join(chains)}" if chains else "it has none"
-        raise SpectrainError(
-            f"{options.report}: {name!r} is no chain of this report; {found}; name one with --contender"
-        )
+        found = f"found {', '.join(chains)}; name one with --contender" if chains else "it has none"
+        what = "its verdict is about none" if name is None else f"{name!r} is no chain of this report"
+        raise SpectrainError(f"{options.report}: {what}; {found}")
     return chains[name]
 
 
@@ -216,7 +219,9 @@ def _at_batch(options: argparse.Namespace, document: dict[str, Any], chain: dict
 
 def _plain_v(load: dict[str, Any], batch: int) -> float:
     """The forward's share of a plain step of the whole batch."""
-    plain = [row for row in load["drafting"] if (row["contender"], row["batch"]) == ("plain", batch)]
+    from spectrain.evaluation.leaves import PLAIN
+
+    plain = [row for row in load["drafting"] if (row["contender"], row["batch"]) == (PLAIN, batch)]
     row = max(plain, key=lambda row: row["running"])
     return float(row["verify_s"] / (row["verify_s"] + row["overhead_s"]))
 

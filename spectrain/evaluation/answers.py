@@ -175,7 +175,11 @@ class Clusters:
         return int(values.max()) if values.size else None
 
 
-def gather(raws: Iterable[Mapping[str, Any]]) -> list[tuple[dict[str, Any], list[Answers]]]:
+Groups = list[tuple[dict[str, Any], list[Answers]]]
+"""Samplers, each with the answers of its contenders, plain decoding's first."""
+
+
+def gather(raws: Iterable[Mapping[str, Any]]) -> Groups:
     """Samples, one at a time → for every sampler its contenders, plain first, all on the same conversations.
 
     Raises ``SpectrainError`` when a sample is malformed or doubled, plain is missing, or a contender has not
@@ -259,9 +263,14 @@ def _sums(sample: Sample) -> dict[str, list[float]]:
         "offered": [sum(found[0] > i for found in rounds) for i in range(depth)],
         **_by_position([committed for _, _, committed, _, _ in rounds]),
         "visited": _flat(sample.visited_alpha, 2 * depth),
-        "law": nothing * LAW_BINS if sample.pit is None else list(sample.pit["bins"]),
+        "law": nothing * LAW_BINS if sample.pit is None else _bins(sample.pit),
         "confidence": _flat(sample.confidence, 3 * CONFIDENCE_BINS),
     }
+
+
+def _bins(places: Mapping[str, float | list[float]]) -> list[float]:
+    found = places.get("bins")
+    return found if isinstance(found, list) else []
 
 
 def _padded(counts: list[int], depth: int) -> list[float]:

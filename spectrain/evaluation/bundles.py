@@ -15,6 +15,7 @@ from spectrain.data.split import conversations_digest
 from spectrain.distributed import processes
 from spectrain.drafters import FAMILIES, AnyDrafterConfig, Drafter, family_of
 from spectrain.errors import SpectrainError
+from spectrain.evaluation.answers import gather
 from spectrain.evaluation.calibration import Calibration
 from spectrain.evaluation.contenders import AcceptanceConfig, contenders, unfillable
 from spectrain.evaluation.drift import drift
@@ -24,8 +25,9 @@ from spectrain.evaluation.measured_trees import filled, resolve
 from spectrain.evaluation.measurement import DRIFT_FILE, Measured, in_order, measure
 from spectrain.evaluation.memory import weight_bytes
 from spectrain.evaluation.report import render_report
-from spectrain.evaluation.summary import summarise
-from spectrain.evaluation.teacher_forced import teacher_forced_rows
+from spectrain.evaluation.samples import seen
+from spectrain.evaluation.summary import document_of
+from spectrain.evaluation.teacher_forced import TeacherForced
 from spectrain.evaluation.training_cost import training_cost
 from spectrain.evaluation.workbench import LIBRARIES, device_name, shown_name
 from spectrain.files import json_digest, write_json
@@ -237,8 +239,7 @@ def _evaluate(entrants: Mapping[str, Entrant], target: Target, conversations: Se
     entries = contenders(drafters, config.k, config.trees, config.verification, leave_out=True, measured=measured,
                          targets=targets)  # fmt: skip
     check_load(target, entries, config)
-    found = measure(target, drafters, conversations, config, raw, identity, measured=measured, targets=targets,
-                    progress=progress)  # fmt: skip
+    found = measure(target, entries, conversations, config, raw, identity, progress=progress)
     path = output / "acceptance.json"
     if not processes().is_main_process:
         return path
@@ -255,15 +256,16 @@ def _evaluate(entrants: Mapping[str, Entrant], target: Target, conversations: Se
         context["load"] = load_block(target, entries, conversations, config, raw, identity, progress=progress)
         context["request_rates"] = list(config.load.request_rates)
     context |= {"left_out": [asdict(draft) for draft in left_out]} if left_out else {}
-    context["teacher_forced"] = teacher_forced_rows(found.samples())
-    calibration = Calibration.of(found.samples())
+    forced, calibration = TeacherForced(), Calibration()
+    groups = gather(seen(found.samples(), forced.add, calibration.add))
+    context["teacher_forced"] = forced.rows()
     context |= {"calibration": calibration.rows(), "draft_vocabulary": calibration.vocabulary_rows()}
     context["drift"] = {
         name: drift(name, entrant.original, entrant.target, chosen, config.max_new_tokens, raw / DRIFT_FILE)
         for name, entrant in entrants.items()
         if entrant.original is not None
     }
-    write_json(path, summarise(found.samples(), context=context))
+    write_json(path, document_of(groups, context=context))
     render_report(path, output)
     return path
 

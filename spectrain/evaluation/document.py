@@ -1,4 +1,4 @@
-"""The acceptance document: its schema, and reading it with every needed key checked."""
+"""Reading an acceptance document: nobody sees one that lacks a key, holds what cannot be, or contradicts itself."""
 
 from __future__ import annotations
 
@@ -7,240 +7,25 @@ from pathlib import Path
 from typing import Any
 
 from spectrain.errors import SpectrainError
+from spectrain.evaluation.consistency import check_consistency
 from spectrain.evaluation.leaves import check_leaf, no_number
+from spectrain.evaluation.shape import DOCUMENT, SCHEMA
 
-SCHEMA = "spectrain.acceptance/4"
-
-# Shape of the document as far as the report needs it. None is any value; a list has one shape for all its
-# items; "*" stands for every key of an object; a key that ends in "?" must be there but may be null.
-_INTERVAL = {"value": None, "low": None, "high": None}
-_SPEEDUP = {"decode": _INTERVAL, "total": _INTERVAL}
-_COST = {
-    "proposed_per_round": None,
-    "nodes_per_round": None,
-    "draft_cost_per_token": None,
-    "draft_cost_per_round": None,
-    "verify_cost_per_round": None,
-    "overhead_cost_per_round": None,
-    "break_even_tokens_per_round": None,
-    "predicted_speedup": None,
-    "measured_speedup": None,
-    "relative_difference": None,
-    "by_k": [{"k": None, "tokens_per_round": None, "speedup": None}],
-    "best_k": None,
-    "from_sibling?": {"contender": None, "speedup": None, "relative_difference": None},
-}
-_BOUNDS = {"low": None, "high": None}
-_NUMBERS = {
-    "conversations": None,
-    "rounds": None,
-    "clipped_rounds": None,
-    "clipped": dict.fromkeys(("eos", "budget", "stop")),
-    "tokens": None,
-    "new_tokens": None,
-    "tokens_per_round": _INTERVAL,
-    "tokens_per_full_round?": _INTERVAL,
-    "accepted_prefix": {
-        "mean": None,
-        "interval?": _INTERVAL,
-        "histogram": [None],
-        "shares": [{"accepted": None, "share": None, **_BOUNDS}],
-    },
-    "marginal_survival": [{"position": None, "rate": None, "accepted": None, "rounds": None, **_BOUNDS}],
-    "conditional_acceptance": [{"position": None, "rate": None, "accepted": None, "proposed": None, **_BOUNDS}],
-    "visited_alpha?": [{"position": None, "value": None, "positions": None, **_BOUNDS}],
-    "energy_j_per_token?": _INTERVAL,
-    "memory": dict.fromkeys(("target_bytes", "drafter_bytes", "cache_bytes", "state_bytes")),
-    "advice": {"tokens_per_round": {"half_width": None, "conversations_for": {"*": None}}},
-    "seconds": dict.fromkeys(("prefill", "draft", "verify", "overhead", "unaccounted", "total")),
-    "tokens_per_second": _INTERVAL,
-    "decode_tokens_per_second": _INTERVAL,
-    "accepted_draft_tokens_per_second": _INTERVAL,
-    "latency_ms": dict.fromkeys(("token_p50", "token_p95", "prefill_p50", "prefill_p95")),
-    "speedup?": _SPEEDUP,
-    "cost?": _COST,
-}
-_BAND = {
-    "label": None,
-    "conversations": None,
-    "rounds": None,
-    "tokens_per_round": _INTERVAL,
-    "decode_speedup?": _INTERVAL,
-}
-_BANDS = {name: [_BAND] for name in ("turn", "prompt tokens", "answer position")}
-_DISTRIBUTION = dict.fromkeys(
-    ("contender", "lossy", "tokens", "statistic", "p_value", "adjusted_p_value", "agrees", "detectable")
-)
-_BIN = dict.fromkeys(("low", "high", "count", "confidence", "accepted"))
-_CALIBRATION = {
-    **dict.fromkeys(("drafter", "source", "sampler", "depth", "positions", "ece", "mean_confidence", "hit_rate")),
-    "bins": [_BIN],
-}
-_VERDICT = {
-    "decision": None,
-    "contender": None,
-    "k": None,
-    "reason": None,
-    "best?": {
-        "contender": None,
-        "k": None,
-        "depth": None,
-        "nodes": None,
-        "verification": None,
-        "conversations": None,
-        "tokens_per_round": _INTERVAL,
-        "decode_speedup": _INTERVAL,
-        "total_speedup": _INTERVAL,
-    },
-    "comparisons": None,
-    "adjusted?": _INTERVAL,
-    "up_to_batch": None,
-    "would_change": None,
-    "conversations_needed": None,
-}
-_VERDICTS = {"overall": _VERDICT, "by_kind": {"*": _VERDICT}}
-_EXACTNESS = {
-    "contender": None,
-    "lossy": None,
-    "compared": None,
-    "equal": None,
-    "near_ties": None,
-    "unexplained": None,
-    "near_tie_gap": None,
-    "differences": [{"conversation": None, "kind": None, "position": None, "logit_gap": None}],
-}
-_ENTRY = {
-    **dict.fromkeys(("rank", "tied", "why", "contender", "drafter", "k", "depth", "nodes", "verification")),
-    "above?": {"contender": None, "ratio": _INTERVAL},
-    "tokens_per_second": _INTERVAL,
-    "accepted_draft_tokens_per_second": _INTERVAL,
-    "speedup?": _SPEEDUP,
-    "tokens_per_round": _INTERVAL,
-    **dict.fromkeys(("alpha", "draft_cost_per_round", "verify_cost_per_round")),
-    **dict.fromkeys(("drafter_bytes", "state_bytes", "training_seconds", "training_answer_tokens")),
-}
-_BOARD = {"ranked": [_ENTRY], "apart": [_ENTRY]}
-_LOAD = {
-    **dict.fromkeys(("sampler", "groups", "repeats", "max_new_tokens", "prompt_tokens")),
-    "batches": [None],
-    "context_tokens": [None],
-    "verification": [dict.fromkeys(("among", "batch", "context", "k", "rows", "seconds", "v"))],
-    "lines": [dict.fromkeys(("batch", "context", "points", "floor_s", "seconds_per_row", "largest_residual"))],
-    "drafting": [
-        {
-            **dict.fromkeys(("contender", "batch", "rounds", "running", "proposed_per_round", "rows")),
-            **dict.fromkeys(("draft_s", "verify_s", "overhead_s")),
-        }
-    ],
-    "rows": [
-        {
-            **dict.fromkeys(("contender", "drafter", "k", "batch", "groups", "answers", "identical")),
-            **dict.fromkeys(("tokens_per_second", "decode_tokens_per_second", "tokens_per_round", "answer_tokens")),
-            **dict.fromkeys(("round_s", "prefill_s_per_request", "running", "running_in_decode", "pays")),
-            "rounds_by_running": {"*": None},
-            "speedup?": _INTERVAL,
-            "decode_speedup?": _INTERVAL,
-        }
-    ],
-    "crossovers": [dict.fromkeys(("contender", "drafter", "k", "largest_paying_batch", "sentence"))],
-    "largest_paying_batch": {"*": None},
-    "by_batch": [
-        {
-            **dict.fromkeys(("batch", "decision", "contender", "k", "reason", "comparisons")),
-            "speedup?": _INTERVAL,
-            "adjusted?": _INTERVAL,
-        }
-    ],
-}
-_CHAIN_COSTS = {
-    **dict.fromkeys(("c", "v", "o", "tokens_per_round", "predicted", "relative_difference", "unaccounted")),
-    **dict.fromkeys(("break_even_alpha", "break_even_c", "best_k")),
-    "measured": _INTERVAL,
-}
-_STATE = dict.fromkeys(
-    ("contender", "k", "capacity", "saturated", "running", "tokens_per_second", "latency_ms_per_token")
-)
-_COST_MODEL = {
-    "chains": [
-        {
-            **dict.fromkeys(("sampler", "contender", "drafter", "k", "verification", "alpha")),
-            **_CHAIN_COSTS,
-            "v_by_k": {"*": None},
-            "best_k_by_batch": {"*": None},
-            "by_batch": [{"batch": None, "running": None, **_CHAIN_COSTS}],
-        }
-    ],
-    "largest_difference": dict.fromkeys(("single", "from_larger_k", "by_batch")),
-    "goodput?": [
-        {
-            **dict.fromkeys(("request_rate", "prompt_tokens", "answer_tokens", "sentence")),
-            "contenders": [_STATE],
-            "best": {"contender": None, "k": None},
-        }
-    ],
-}
-_DOCUMENT = {
-    "schema": None,
-    "context": {
-        "target": {"name": None},
-        "drafter": {"name": None},
-        "traffic": dict.fromkeys(("name", "digest", "conversations", "chose_the_step")),
-        "device": {"name": None, "threads": None, "dtype": None},
-        "versions": {"*": None},
-    },
-    "statistics": dict.fromkeys(("confidence", "resamples", "seed", "method", "comparisons", "adjusted_confidence")),
-    "teacher_forced": [
-        {
-            **dict.fromkeys(("temperature", "kind", "depth", "alpha", "positions", "conversations")),
-            "interval": _INTERVAL,
-        }
-    ],
-    "calibration": [_CALIBRATION],
-    "draft_vocabulary": [{"drafter": None, "kind": None, "coverage": _INTERVAL, "tokens": None}],
-    "samplers": [
-        {
-            "name": None,
-            "sampler": {"temperature": None},
-            "conversations": None,
-            "kinds": [None],
-            "contenders": [
-                {
-                    "contender": None,
-                    "drafter": None,
-                    "k": None,
-                    "shape?": {"type": None, "depth": None, "nodes": None},
-                    "depth": None,
-                    "nodes": None,
-                    "verification": None,
-                    "lossy": None,
-                    "pooled": _NUMBERS,
-                    "by_kind": {"*": _NUMBERS},
-                    "by_band": _BANDS,
-                }
-            ],
-            "exactness": [_EXACTNESS],
-            "distribution?": [{**_DISTRIBUTION, "bins": [None]}],
-            "leaderboard?": _BOARD,
-            "verdict": {**_VERDICTS, "by_drafter": {"*": _VERDICTS}},
-        }
-    ],
-    "load?": _LOAD,
-    "cost_model": _COST_MODEL,
-}
+AGAIN = "it is of another version: evaluate again, into the same folder to keep the raw samples that it was made from"
 
 
 def read_document(path: Path | str) -> dict[str, Any]:
     """Read and check an acceptance document.
 
     Raises:
-        SpectrainError: no such file, not JSON, another schema, or a missing key (named by its path).
+        SpectrainError: no such file, not JSON, or whatever ``check_document`` finds.
     """
     path = Path(path)
     try:
         document = json.loads(path.read_text(encoding="utf-8"), parse_constant=no_number)
     except OSError as error:
         raise SpectrainError(f"{path}: cannot be read ({error.strerror}); expected an acceptance document") from error
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise SpectrainError(f"{path}: not JSON ({error}); expected an acceptance document") from error
     try:
         check_document(document)
@@ -250,20 +35,27 @@ def read_document(path: Path | str) -> dict[str, Any]:
 
 
 def check_document(document: Any) -> None:
-    """Raise ``SpectrainError`` unless ``document`` has this schema and every key the report needs."""
+    """Raise ``SpectrainError`` unless ``document`` has every key and agrees with itself; it names the place."""
+    check_shape(document)
+    check_consistency(document)
+
+
+def check_shape(document: Any) -> None:
+    """Raise ``SpectrainError`` unless ``document`` has this schema, and every key with what it may hold."""
     found = document.get("schema") if isinstance(document, dict) else None
     if found != SCHEMA:
-        raise SpectrainError(f"schema is {found!r}, expected {SCHEMA!r}; summarise the raw samples with this version")
-    _check(document, _DOCUMENT, "")
-    for number, sampler in enumerate(document["samplers"]):  # documents may be older than boards by kind
-        for kind, board in ((sampler["leaderboard"] or {}).get("by_kind") or {}).items():
-            _check(board, _BOARD, f"samplers[{number}].leaderboard.by_kind.{kind}")
+        raise SpectrainError(f"schema is {found!r}, expected {SCHEMA!r}; {AGAIN}")
+    _check(document, DOCUMENT, "", "")
     if not document["samplers"]:
         raise SpectrainError("samplers is empty; expected at least one measured sampler")
 
 
-def _check(value: Any, shape: Any, path: str) -> None:
+def _check(value: Any, shape: Any, key: str, path: str, *, nullable: bool = False) -> None:
+    """``key`` is the name of what stands at ``path``, or of the list or object that it is an item of."""
     if shape is None:
+        check_leaf(key, value, path, nullable=nullable)
+        return
+    if nullable and value is None:
         return
     expected = type(shape)
     if not isinstance(value, expected):
@@ -271,30 +63,14 @@ def _check(value: Any, shape: Any, path: str) -> None:
         raise SpectrainError(f"{path} is {type(value).__name__}, expected {kind}")
     if isinstance(shape, list):
         for index, item in enumerate(value):
-            _check_item(item, shape[0], path, f"{path}[{index}]")
+            _check(item, shape[0], key, f"{path}[{index}]")
         return
-    for key, inner in shape.items():
-        if key == "*":
-            for name, item in value.items():
-                _check_item(item, inner, path, f"{path}.{name}")
-        else:
-            _check_key(value, key, inner, path)
-
-
-def _check_item(item: Any, shape: Any, whole: str, path: str) -> None:
-    """One of many: values have the type that goes with the name of what holds them."""
-    if shape is None:
-        check_leaf(whole.rpartition(".")[2], item, path)
-    else:
-        _check(item, shape, path)
-
-
-def _check_key(value: dict[str, Any], key: str, shape: Any, path: str) -> None:
-    name = key.removesuffix("?")
-    here = f"{path}.{name}".removeprefix(".")
-    if name not in value:
-        raise SpectrainError(f"key {here} is missing; summarise the raw samples with this version")
-    if shape is None:
-        check_leaf(name, value[name], here)
-    elif value[name] is not None or not key.endswith("?"):
-        _check(value[name], shape, here)
+    for name, inner in shape.items():
+        own, optional = name.rstrip("?"), name.endswith("?")
+        if own == "*":
+            for each, item in value.items():
+                _check(item, inner, key, f"{path}.{each}", nullable=optional)
+        elif own not in value and not name.endswith("??"):
+            raise SpectrainError(f"key {f'{path}.{own}'.removeprefix('.')} is missing; {AGAIN}")
+        elif own in value:
+            _check(value[own], inner, own, f"{path}.{own}".removeprefix("."), nullable=optional)

@@ -20,12 +20,12 @@ from spectrain.data.conversations import Conversation
 from spectrain.decoding import generate_plain
 from spectrain.errors import SpectrainError
 from spectrain.evaluation.acceptance import prompt_ids
+from spectrain.evaluation.begun import lines_by
 from spectrain.evaluation.figures import STATISTICS
 from spectrain.evaluation.leaves import EVERYTHING
 from spectrain.evaluation.samples import kind_and_parents
 from spectrain.evaluation.workbench import shown_name
 from spectrain.exact.sampler import Sampler
-from spectrain.files import whole_lines
 from spectrain.intervals import ratio_interval
 from spectrain.target import Target
 
@@ -54,8 +54,8 @@ def drift(name: str, original: Target, moved: Target, conversations: Sequence[Co
             f"drift of {name}: its target has {moved.tokenizer_size} ids, the original {original.tokenizer_size}; "
             "expected as many"
         )
-    lines = map(json.loads, whole_lines(file)) if file.exists() else ()
-    known = {line["conversation"]: line for line in lines if line["drafter"] == name}
+    lines = lines_by(file, lambda line: (line["drafter"], line["conversation"]))
+    known = {conversation: line for (drafter, conversation), line in lines.items() if drafter == name}
     with file.open("a", encoding="utf-8") as out:
         for conversation in conversations:
             if conversation.id not in known:
@@ -95,7 +95,7 @@ def law_distances(original: Target, moved: Target, prompt: Sequence[int], answer
             head.logits(state_NH[start : start + chunk]).double().log_softmax(-1).to(original.device)
             for head, state_NH in zip(heads, states, strict=True)
         )
-        sums["kl"] += float((p_CV.exp() * (p_CV - q_CV)).sum())
+        sums["kl"] += max(float((p_CV.exp() * (p_CV - q_CV)).sum()), 0.0)  # but for rounding it is never less
         sums["total_variation"] += float((p_CV.exp() - q_CV.exp()).abs().sum() / 2)
         sums["same_argmax"] += float((p_CV.argmax(-1) == q_CV.argmax(-1)).sum())
     return {"tokens": len(answer), **sums}

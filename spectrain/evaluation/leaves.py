@@ -1,7 +1,12 @@
-"""Types of what a document holds below its objects and lists, by key: a name means the same wherever it stands."""
+"""What a document holds below its objects and lists, by key: a name means the same wherever it stands.
+
+Each is a piece of JSON Schema. Whether it may be null is said by the shape, for that goes by the place.
+"""
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Mapping
 from typing import Any
 
 from spectrain.errors import SpectrainError
@@ -10,46 +15,63 @@ from spectrain.errors import SpectrainError
 PLAIN = "plain"  # plain decoding, as a contender
 EVERYTHING = "everything"  # the total of all kinds in tables by kind
 LOSSY = "LOSSY"  # in the name of every contender whose output has another law than the target's
+ON, OFF = "on", "off"  # the decisions of a verdict
 
-NUMBER, COUNT, TEXT, FLAG = ("number", "null"), ("integer", "null"), ("string", "null"), ("boolean",)
-LEAVES: dict[str, tuple[str, ...]] = {
-    **dict.fromkeys(
-        ("value", "low", "high", "rate", "share", "alpha", "mean", "speedup", "relative_difference"), NUMBER
-    ),
-    **dict.fromkeys(("confidence", "adjusted_confidence", "ece", "mean_confidence", "hit_rate", "half_width"), NUMBER),
-    **dict.fromkeys(("statistic", "p_value", "adjusted_p_value", "detectable", "temperature", "logit_gap"), NUMBER),
-    **dict.fromkeys(("prefill", "draft", "verify", "overhead", "unaccounted", "total"), NUMBER),
+Leaf = Mapping[str, Any]
+SIGNED: Leaf = {"type": "number"}  # a difference
+AMOUNT: Leaf = {"type": "number", "minimum": 0}
+SHARE: Leaf = {"type": "number", "minimum": 0, "maximum": 1.001}  # sums of float32 laws come to a little more than 1
+COUNT: Leaf = {"type": "integer", "minimum": 0}
+SIZE: Leaf = {"type": "integer", "minimum": 1}
+TEXT: Leaf = {"type": "string"}
+FLAG: Leaf = {"type": "boolean"}
+DECISION: Leaf = {"type": "string", "enum": [ON, OFF]}
+
+LEAVES: dict[str, Leaf] = {
+    **dict.fromkeys(("relative_difference", "unaccounted", "floor_s", "seconds_per_row"), SIGNED),
+    **dict.fromkeys(("rate", "share", "alpha", "break_even_alpha", "ece", "mean_confidence", "hit_rate"), SHARE),
+    **dict.fromkeys(("confidence", "adjusted_confidence", "p_value", "adjusted_p_value", "detectable"), SHARE),
+    **dict.fromkeys(("value", "low", "high", "mean", "speedup", "half_width", "statistic", "temperature"), AMOUNT),
+    **dict.fromkeys(("logit_gap", "near_tie_gap", "largest_residual", "single", "from_larger_k", "by_batch"), AMOUNT),
+    **dict.fromkeys(("prefill", "draft", "verify", "overhead", "total", "capacity", "request_rate"), AMOUNT),
+    **dict.fromkeys(("c", "v", "o", "v_by_k", "predicted", "break_even_c", "plain_step_ms"), AMOUNT),
+    **dict.fromkeys(("draft_cost_per_token", "draft_cost_per_round", "verify_cost_per_round"), AMOUNT),
+    **dict.fromkeys(("overhead_cost_per_round", "proposed_per_round", "nodes_per_round", "rows"), AMOUNT),
+    **dict.fromkeys(("break_even_tokens_per_round", "predicted_speedup", "measured_speedup"), AMOUNT),
+    **dict.fromkeys(("draft_s", "verify_s", "overhead_s", "round_s", "seconds", "training_seconds"), AMOUNT),
+    **dict.fromkeys(("token_p50", "token_p95", "prefill_p50", "prefill_p95", "prefill_s_per_request"), AMOUNT),
+    **dict.fromkeys(("running", "running_in_decode", "rounds_by_running", "latency_ms_per_token", "asked"), AMOUNT),
+    **dict.fromkeys(("tokens_per_round", "tokens_per_second", "decode_tokens_per_second", "answer_tokens"), AMOUNT),
+    **dict.fromkeys(("prompt_tokens", "training_answer_tokens", "accepted"), AMOUNT),
     **dict.fromkeys(("conversations", "rounds", "clipped_rounds", "positions", "proposed", "resamples"), COUNT),
+    **dict.fromkeys(("proposed_draft_tokens", "accepted_draft_tokens", "eos", "budget", "stop", "seed"), COUNT),
     **dict.fromkeys(("compared", "equal", "near_ties", "unexplained", "comparisons", "rank", "k", "best_k"), COUNT),
-    **dict.fromkeys(("target_bytes", "drafter_bytes", "cache_bytes", "state_bytes", "up_to_batch"), COUNT),
-    **dict.fromkeys(("schema", "name", "digest", "dtype", "method", "contender", "drafter", "kind", "label"), TEXT),
-    **dict.fromkeys(("decision", "reason", "verification", "why", "source", "would_change", "conversation"), TEXT),
-    **dict.fromkeys(("lossy", "agrees", "tied", "pays", "saturated", "chose_the_step"), FLAG),
-    **dict.fromkeys(("c", "v", "o", "v_by_k", "predicted", "break_even_alpha", "break_even_c", "single"), NUMBER),
-    **dict.fromkeys(("draft_cost_per_token", "draft_cost_per_round", "verify_cost_per_round"), NUMBER),
-    **dict.fromkeys(("overhead_cost_per_round", "proposed_per_round", "nodes_per_round", "rows", "accepted"), NUMBER),
-    **dict.fromkeys(("break_even_tokens_per_round", "predicted_speedup", "measured_speedup"), NUMBER),
-    **dict.fromkeys(("draft_s", "verify_s", "overhead_s", "floor_s", "round_s", "seconds", "seconds_per_row"), NUMBER),
-    **dict.fromkeys(("token_p50", "token_p95", "prefill_p50", "prefill_p95", "prefill_s_per_request"), NUMBER),
-    **dict.fromkeys(
-        ("running", "running_in_decode", "rounds_by_running", "request_rate", "capacity", "latency_ms_per_token"),
-        NUMBER,
-    ),
-    **dict.fromkeys(("tokens_per_round", "tokens_per_second", "decode_tokens_per_second", "answer_tokens"), NUMBER),
-    **dict.fromkeys(("prompt_tokens", "largest_residual", "by_batch", "near_tie_gap"), NUMBER),
+    **dict.fromkeys(("target_bytes", "drafter_bytes", "cache_bytes", "state_bytes", "context"), COUNT),
     **dict.fromkeys(("position", "tokens", "new_tokens", "count", "histogram", "bins", "depth", "nodes"), COUNT),
-    **dict.fromkeys(("eos", "budget", "stop", "batch", "batches", "context", "context_tokens", "groups"), COUNT),
-    **dict.fromkeys(("answers", "identical", "points", "repeats", "max_new_tokens", "threads", "seed"), COUNT),
-    **dict.fromkeys(("conversations_for", "conversations_needed", "best_k_by_batch", "largest_paying_batch"), COUNT),
-    **dict.fromkeys(("kinds", "sampler", "sentence", "type", "versions"), TEXT),
+    **dict.fromkeys(("answers", "identical", "points", "repeats", "max_new_tokens", "threads"), COUNT),
+    **dict.fromkeys(("conversations_for", "conversations_needed", "best_k_by_batch", "context_tokens"), COUNT),
+    **dict.fromkeys(("batch", "batches", "groups", "up_to_batch", "largest_paying_batch"), SIZE),
+    **dict.fromkeys(("schema", "name", "digest", "dtype", "method", "contender", "drafter", "kind", "label"), TEXT),
+    **dict.fromkeys(("reason", "verification", "why", "source", "would_change", "conversation", "baseline"), TEXT),
+    **dict.fromkeys(("kinds", "sampler", "sentence", "type", "versions", "rule", "original"), TEXT),
+    **dict.fromkeys(("lossy", "agrees", "tied", "pays", "saturated", "chose_the_step"), FLAG),
+    "decision": DECISION,
 }
 
 
-def check_leaf(key: str, value: Any, path: str) -> None:
-    """Raise ``SpectrainError`` when the value of ``key``, at ``path``, has another type than that key has."""
-    expected = LEAVES.get(key)
-    if expected is not None and not any(_is(kind, value) for kind in expected):
-        raise SpectrainError(f"{path} is {value!r}, expected {' or '.join(expected)}")
+def check_leaf(key: str, value: Any, path: str, *, nullable: bool = False) -> None:
+    """Raise ``SpectrainError`` when ``value``, at ``path``, is not what the leaf ``key`` holds."""
+    leaf = LEAVES[key]
+    if not (nullable and value is None) and not _fits(leaf, value):
+        raise SpectrainError(f"{path} is {value!r}, expected {described(leaf)}{' or null' if nullable else ''}")
+
+
+def described(leaf: Leaf) -> str:
+    """In words what a leaf holds."""
+    if "enum" in leaf:
+        return " or ".join(map(repr, leaf["enum"]))
+    bounds = [f"{word} {leaf[key]}" for key, word in (("minimum", "at least"), ("maximum", "at most")) if key in leaf]
+    return f"{leaf['type']}{' of ' if bounds else ''}{' and '.join(bounds)}"
 
 
 def no_number(constant: str) -> None:
@@ -57,12 +79,19 @@ def no_number(constant: str) -> None:
     raise ValueError(f"it holds {constant}, which is no number")
 
 
-def _is(kind: str, value: Any) -> bool:
-    """As JSON Schema tells them apart: 2.0 is an integer, true is no number."""
-    if kind == "null":
-        return value is None
+def finite(value: float) -> bool:
+    """Also whether a whole number is small enough to calculate with."""
+    return abs(value) <= sys.float_info.max
+
+
+def _fits(leaf: Leaf, value: Any) -> bool:
+    """As JSON Schema has it: 2.0 is an integer, true is no number."""
+    kind = leaf["type"]
     if kind == "string":
-        return isinstance(value, str)
-    if isinstance(value, bool) or not isinstance(value, int | float):
+        return isinstance(value, str) and value in leaf.get("enum", (value,))
+    if kind == "boolean" or isinstance(value, bool):
         return kind == "boolean" and isinstance(value, bool)
-    return kind == "number" or (kind == "integer" and float(value).is_integer())
+    if not isinstance(value, int | float) or not finite(value):
+        return False
+    whole = kind == "number" or isinstance(value, int) or value.is_integer()
+    return whole and leaf.get("minimum", value) <= value <= leaf.get("maximum", value)

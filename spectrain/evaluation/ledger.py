@@ -20,6 +20,7 @@ from spectrain.files import atomic_file
 
 Samples = list[dict[str, Any]]
 Observer = Callable[[Samples], None]
+Place = tuple[Path, int, int]  # a file, and where in it a conversation's lines begin and end
 
 
 class Ledger:
@@ -37,7 +38,7 @@ class Ledger:
         self.own = folder / f"samples.{rank}.jsonl" if rank else self.whole
         self._observe, self._observed = observe, 0
         self._read: dict[Path, int] = {}
-        self._places: dict[str, tuple[Path, int, int]] = {}
+        self._places: dict[str, Place] = {}
 
     def __len__(self) -> int:
         return len(self._places)
@@ -87,7 +88,7 @@ class Ledger:
             if self._parts() or there != ordered:
                 with atomic_file(self.whole) as partial, partial.open("wb") as out:
                     for conversation in ordered:
-                        out.write(self._raw(conversation))
+                        out.write(_bytes(self._places[conversation]))
             for part in self._parts():
                 part.unlink()
         self._read, self._places = {}, {}
@@ -106,19 +107,35 @@ class Ledger:
         for conversation, group in groupby(kept, key=partial(_conversation, file)):
             found = list(group)
             end = start + sum(len(line) + 1 for line in found)
+            if len(found) > self.size:
+                raise self._twice(conversation, file, file)
             if len(found) == self.size:
-                self._places[conversation] = file, start, end
+                self._note(conversation, (file, start, end))
                 self._read[file] = end
             start = end
 
-    def _raw(self, conversation: str) -> bytes:
-        file, start, end = self._places[conversation]
-        with file.open("rb") as lines:
-            lines.seek(start)
-            return lines.read(end - start)
+    def _note(self, conversation: str, place: Place) -> None:
+        """Two files may have the same lines: a merge that was interrupted leaves them. Others would be lost."""
+        before = self._places.setdefault(conversation, place)
+        if before != place and (before[0] == place[0] or _bytes(before) != _bytes(place)):
+            raise self._twice(conversation, before[0], place[0])
+
+    def _twice(self, conversation: str, first: Path, second: Path) -> SpectrainError:
+        where = f"{second}" if first == second else f"{first} and {second}"
+        return SpectrainError(
+            f"conversation {conversation!r} is there twice, in {where}, with {self.size} lines each; delete those of "
+            "one, or the file, and measure again"
+        )
 
     def _lines(self, conversation: str) -> Iterator[dict[str, Any]]:
-        return (json.loads(line) for line in self._raw(conversation).split(b"\n")[:-1])
+        return (json.loads(line) for line in _bytes(self._places[conversation]).split(b"\n")[:-1])
+
+
+def _bytes(place: Place) -> bytes:
+    file, start, end = place
+    with file.open("rb") as lines:
+        lines.seek(start)
+        return lines.read(end - start)
 
 
 def _conversation(file: Path, line: bytes) -> str:

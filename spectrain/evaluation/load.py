@@ -25,6 +25,7 @@ from spectrain.attention import context as context_of
 from spectrain.data.conversations import Conversation
 from spectrain.decoding import Decoding, Generation, Round
 from spectrain.errors import SpectrainError
+from spectrain.evaluation.begun import go_on, lines_by
 from spectrain.evaluation.contenders import AcceptanceConfig, Contender
 from spectrain.evaluation.forwards import Forwards
 from spectrain.evaluation.leaves import PLAIN
@@ -32,13 +33,13 @@ from spectrain.evaluation.load_config import LoadConfig
 from spectrain.evaluation.load_summary import summarise_load
 from spectrain.evaluation.workbench import Prompt, Stopwatch, prompts_of
 from spectrain.exact.sampler import Sampler
-from spectrain.files import json_digest, whole_lines, write_json
-from spectrain.identity import first_difference
+from spectrain.files import json_digest
 from spectrain.target import Target
 
 WARM_UP = 4  # tokens of every contender at every batch size that are thrown away
 TIMED_GROUPS = 4  # further batches of every size whose rounds are timed part by part; they count for the parts alone
 LOAD_FILE, LOAD_KEY = "load.jsonl", "load.json"
+CLOCKED = ("threads",)  # what matters to the clock alone
 
 
 @dataclass(frozen=True)
@@ -260,19 +261,13 @@ def check_context(target: Target, load: Load) -> None:
 
 def _resume(folder: Path, key: dict[str, Any], sizes: Sequence[int]) -> dict[int, dict[str, Any]]:
     """Lines by batch size of an earlier measurement with the same key."""
-    folder.mkdir(parents=True, exist_ok=True)
-    file, sidecar = folder / LOAD_FILE, folder / LOAD_KEY
-    if not file.exists():
-        write_json(sidecar, key)
-        file.touch()
-        return {}
-    found = json.loads(sidecar.read_text(encoding="utf-8")) if sidecar.exists() else {}
-    lines = {line["batch"]: line for line in map(json.loads, whole_lines(file))}
-    key = json.loads(json.dumps(key))
-    finished = all(size in lines for size in sizes)  # nothing more is timed, so this process's threads do not matter
-    if found != key and not (finished and {**found, "threads": key["threads"]} == key):
-        raise SpectrainError(
-            f"{file} was measured with other settings, its own against these: {first_difference(found, key)}; "
-            "delete it to measure again, or choose another output"
-        )
+    file = folder / LOAD_FILE
+    lines: dict[int, dict[str, Any]] = {}
+
+    def read() -> bool:
+        lines.update(lines_by(file, lambda line: line["batch"]))
+        return all(size in lines for size in sizes)
+
+    go_on(folder / LOAD_KEY, key, fresh=not file.exists(), clocked=CLOCKED, read=read, lines=file, remove=file)
+    file.touch()
     return lines

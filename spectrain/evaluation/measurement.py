@@ -5,7 +5,6 @@ A measurement that was interrupted goes on with the next conversation. One that 
 
 from __future__ import annotations
 
-import json
 import random
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -19,15 +18,13 @@ from tqdm import tqdm
 from spectrain.data.conversations import Conversation
 from spectrain.data.split import conversations_digest
 from spectrain.distributed import processes
-from spectrain.drafters import Drafter
-from spectrain.errors import SpectrainError
 from spectrain.evaluation.acceptance import choose, conversation_samples, prompt_ids
-from spectrain.evaluation.contenders import AcceptanceConfig, Contender, contenders
+from spectrain.evaluation.begun import go_on
+from spectrain.evaluation.contenders import AcceptanceConfig, Contender
 from spectrain.evaluation.ledger import Ledger
-from spectrain.evaluation.measured_trees import NONE, Resolved
 from spectrain.evaluation.running import Running
-from spectrain.files import json_digest, write_json
-from spectrain.identity import first_difference
+from spectrain.evaluation.samples import typed
+from spectrain.files import json_digest
 from spectrain.target import Target
 
 DRIFT_FILE = "drift.jsonl"  # beside the samples (see evaluation/drift.py), and as old as they are
@@ -52,17 +49,15 @@ class Measured:
         return self.ledger.lines(self.count)
 
 
-def measure(target: Target, drafters: dict[str, Drafter], conversations: Sequence[Conversation],
-            config: AcceptanceConfig, output: Path, identity: dict[str, Any], *, measured: Resolved = NONE,
-            targets: Mapping[str, Target] | None = None, progress: bool = True) -> Measured:  # fmt: skip
+def measure(target: Target, entries: Sequence[Contender], conversations: Sequence[Conversation],
+            config: AcceptanceConfig, output: Path, identity: dict[str, Any], *,
+            progress: bool = True) -> Measured:  # fmt: skip
     """Raw samples of every contender on every conversation, in ``output/samples.jsonl``.
 
-    ``identity`` names what is measured (digests of target and bundle): a folder begun with another is an error.
-    ``targets`` has the targets of drafters that were trained with one: they decode with it. Several processes share
-    the conversations; each returns when all are measured, and but for times the samples are those of one process.
+    ``entries`` are what ``contenders`` makes of ``config``. ``identity`` names what is measured (digests of target and
+    bundle): a folder begun with another is an error. Several processes share the conversations; each returns when all
+    are measured, and but for times the samples are those of one process.
     """
-    entries = contenders(drafters, config.k, config.trees, config.verification, leave_out=True, measured=measured,
-                         targets=targets)  # fmt: skip
     chosen, state, running = in_order(conversations, config), processes(), Running(config.stop_at)
     prompts = {c.id: prompt_ids(target, c, config.max_new_tokens) for c in chosen}
     key = {
@@ -77,7 +72,13 @@ def measure(target: Target, drafters: dict[str, Drafter], conversations: Sequenc
         **identity,
     }
     samples = len(entries) * sum(map(config.answers, config.samplers))
-    ledger = Ledger(output, [c.id for c in chosen], samples, rank=state.process_index, observe=running.add)
+
+    def count(raws: Sequence[dict[str, Any]]) -> None:
+        for raw in raws:  # also those that were there: nothing is measured beside lines that nobody could read
+            typed(raw)
+        running.add(raws)
+
+    ledger = Ledger(output, [c.id for c in chosen], samples, rank=state.process_index, observe=count)
     with state.main_process_first():
         key = _open(ledger, key, running)
     mine = [c for c in chosen[state.process_index :: state.num_processes] if c.id not in ledger]
@@ -126,18 +127,13 @@ def _measure(target: Target, entries: Sequence[Contender], mine: Sequence[Conver
 
 def _open(ledger: Ledger, key: dict[str, Any], running: Running) -> dict[str, Any]:
     """Start or go on; the key that the folder was begun with. One that was begun with another is an error."""
-    output, key = ledger.folder, json.loads(json.dumps(key))
-    output.mkdir(parents=True, exist_ok=True)
-    sidecar = output / "samples.json"
-    if not ledger.files():
-        (output / DRIFT_FILE).unlink(missing_ok=True)
-        write_json(sidecar, key)
-    found = json.loads(sidecar.read_text(encoding="utf-8")) if sidecar.exists() else {}
-    if found | {name: key[name] for name in CLOCKED} == key:
+
+    def read() -> bool:
         ledger.open()
-        if found == key or running.enough is not None or len(ledger) == key["count"]:
-            return dict(found)  # finished: nothing more is timed, so how it would be does not matter
-    raise SpectrainError(
-        f"{ledger.whole} was measured with other settings, its own against these: {first_difference(found, key)}; "
-        f"choose another output, or delete {output}"
-    )
+        return running.enough is not None or len(ledger) == key["count"]
+
+    fresh = not ledger.files()
+    if fresh:
+        (ledger.folder / DRIFT_FILE).unlink(missing_ok=True)
+    return go_on(ledger.folder / "samples.json", key, fresh=fresh, clocked=CLOCKED, read=read, lines=ledger.whole,
+                 remove=ledger.folder)  # fmt: skip

@@ -7,10 +7,12 @@ sampler. Samples of one conversation form a cluster: they are resampled together
 from __future__ import annotations
 
 import json
-import math
-from collections.abc import Mapping
-from dataclasses import MISSING, dataclass, replace
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import MISSING, replace
+from typing import Annotated, Any
+
+from pydantic import ConfigDict, Field, ValidationError
+from pydantic.dataclasses import dataclass
 
 from spectrain.decoding.verification import is_lossy
 from spectrain.errors import SpectrainError
@@ -23,7 +25,11 @@ CLIPS = ("eos", "budget", "stop")  # why a round kept less, or was asked for les
 CLOCK_SLACK = (0.01, 1e-3)
 
 
-@dataclass(frozen=True)
+Count = Annotated[int, Field(ge=0)]
+Sums = list[list[float]]
+
+
+@dataclass(frozen=True, config=ConfigDict(strict=True, allow_inf_nan=False))
 class Sample:
     """One generation. ``rounds`` holds (proposed, accepted, committed, clipped, nodes); times are in seconds.
 
@@ -34,9 +40,10 @@ class Sample:
     held; None where it was not recorded. ``baseline`` is the contender that is plain decoding of the same target.
 
     ``turn`` says which of the assistant's turns was answered, 1 being the first; ``seed_index`` which of the answers to
-    it this is. Where decoding recorded them: ``visited_alpha`` [Σ α, n] for each draft position over the positions that
-    were tested; ``confidence`` [Σ q, tested, accepted] for each of ten bins of the drafted token's probability q;
-    ``pit`` the bins of the law test; ``cache_bytes`` the most that the target's cache held; ``energy_j`` joules.
+    it this is. ``teacher_forced`` holds scores of a drafter (see ``DepthScores``). Where decoding recorded them:
+    ``visited_alpha`` [Σ α, n] for each draft position over the positions that were tested; ``confidence`` [Σ q, tested,
+    accepted] for each of ten bins of the drafted token's probability q; ``pit`` the bins of the law test;
+    ``cache_bytes`` the most that the target's cache held; ``energy_j`` joules.
     """
 
     conversation: str
@@ -49,8 +56,8 @@ class Sample:
     lossy: bool
     sampler: dict[str, Any]
     seed: int
-    prompt_tokens: int
-    new_tokens: int
+    prompt_tokens: Count
+    new_tokens: Count
     rounds: tuple[tuple[int, int, int, str | None, int], ...]
     prefill_s: float
     draft_s: float
@@ -59,15 +66,16 @@ class Sample:
     total_s: float
     equal_to_plain: bool | None
     first_difference: dict[str, Any] | None
-    state_bytes: int | None = None
+    state_bytes: Count | None = None
     baseline: str = PLAIN
     turn: int | None = None
     seed_index: int = 0
-    visited_alpha: list[list[float]] | None = None
-    confidence: list[list[float]] | None = None
-    pit: dict[str, Any] | None = None
-    cache_bytes: int | None = None
-    energy_j: float | None = None
+    visited_alpha: Sums | None = None
+    confidence: Sums | None = None
+    pit: dict[str, float | list[float]] | None = None
+    cache_bytes: Count | None = None
+    energy_j: Annotated[float, Field(ge=0)] | None = None
+    teacher_forced: dict[str, int | list[float] | list[Sums]] | None = None
 
     @property
     def depth(self) -> int:
@@ -94,7 +102,8 @@ class Sample:
 
     def without_rounds(self) -> Sample:
         """What it says of its contender, without its content."""
-        return replace(self, rounds=(), visited_alpha=None, confidence=None, pit=None, first_difference=None)
+        return replace(self, rounds=(), visited_alpha=None, confidence=None, pit=None, first_difference=None,
+                       teacher_forced=None)  # fmt: skip
 
     def __str__(self) -> str:
         return f"sample of conversation {self.conversation!r}, contender {self.contender!r}"
@@ -116,21 +125,45 @@ def kind_and_parents(kind: str) -> list[str]:
     return ["/".join(parts[: i + 1]) for i in range(len(parts))]
 
 
+Observer = Callable[[Mapping[str, Any]], None]
+
+
+def seen(samples: Iterable[Mapping[str, Any]], *observers: Observer) -> Iterator[Mapping[str, Any]]:
+    """The samples once, each shown to the observers after whoever takes it from here, and checks it, has done so."""
+    for sample in samples:
+        yield sample
+        for observe in observers:
+            observe(sample)
+
+
 def parse_sample(raw: Mapping[str, Any]) -> Sample:
     """Check one raw sample (the JSON object of one line) and give it a type.
 
     Raises ``SpectrainError`` naming the sample and the field.
     """
-    values = {name: raw.get(name, missing) for name, missing in LATER.items()}
-    values |= {name: _field(raw, name) for name in Sample.__dataclass_fields__ if name not in LATER}
-    values["conversation"] = str(values["conversation"])
-    values["kind"] = str(values["kind"] or "unlabelled")
-    values["rounds"] = tuple(_round(raw, found) for found in values["rounds"])
-    sample = Sample(**values)
+    sample = typed(raw)
     _check_drafting(sample)
     _check_rounds(sample)
     _check_times(sample)
     return sample
+
+
+def typed(raw: Mapping[str, Any]) -> Sample:
+    """A raw sample whose fields have their types; whether they agree with one another is not looked at."""
+    values = {name: raw.get(name, missing) for name, missing in LATER.items()}
+    values |= {name: _field(raw, name) for name in Sample.__dataclass_fields__ if name not in LATER}
+    values["conversation"] = str(values["conversation"])
+    values["kind"] = str(values["kind"] or "unlabelled")
+    if isinstance(values["rounds"], list | tuple):
+        values["rounds"] = tuple(_round(raw, found) for found in values["rounds"])
+    try:
+        return Sample(**values)
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(map(str, first["loc"]))
+        raise SpectrainError(
+            f"a raw sample ({_place(raw)}): {where} is {first['input']!r}: {first['msg']}; measure it again"
+        ) from error
 
 
 def _field(raw: Mapping[str, Any], name: str) -> Any:
@@ -143,14 +176,13 @@ def _place(raw: Mapping[str, Any]) -> str:
     return f"conversation {raw.get('conversation', '?')!r}, contender {raw.get('contender', '?')!r}"
 
 
-def _round(raw: Mapping[str, Any], values: Any) -> tuple[int, int, int, str | None, int]:
+def _round(raw: Mapping[str, Any], values: Any) -> tuple[Any, ...]:
     if not isinstance(values, list | tuple) or len(values) != 5:
         raise SpectrainError(
             f"a raw sample ({_place(raw)}) has a round {values!r}, expected [proposed, accepted, committed, clipped, "
             "nodes]; measure again with this version"
         )
-    proposed, accepted, committed, clipped, nodes = values
-    return int(proposed), int(accepted), int(committed), clipped, int(nodes)
+    return tuple(values)
 
 
 def _check_drafting(sample: Sample) -> None:
@@ -194,15 +226,10 @@ def _check_rounds(sample: Sample) -> None:
         )
 
 
-def _duration(seconds: Any) -> bool:
-    known = isinstance(seconds, int | float) and not isinstance(seconds, bool)
-    return known and 0 <= seconds < math.inf
-
-
 def _check_times(sample: Sample) -> None:
     parts = {name: getattr(sample, name) for name in ("prefill_s", "draft_s", "verify_s", "overhead_s")}
-    wrong = [name for name, seconds in parts.items() if not _duration(seconds)]
-    if wrong or not _duration(sample.total_s) or sample.total_s == 0:
+    wrong = [name for name, seconds in parts.items() if seconds < 0]
+    if wrong or sample.total_s <= 0:
         raise SpectrainError(f"{sample}: {', '.join(wrong) or 'total_s'} is not a duration; measure it again")
     relative, absolute = CLOCK_SLACK
     if sum(parts.values()) > sample.total_s * (1 + relative) + absolute:

@@ -1,7 +1,8 @@
 """The acceptance document as a JSON Schema: published, versioned, made from the shape that documents are checked with.
 
 ``acceptance.schema.json`` in this package is what ``json_schema`` returns; a test holds the two together. The schema
-says what ``check_document`` checks and no more: which keys there are, and what they hold. After a change of the shape:
+says what ``check_shape`` checks and no more: which keys there are, and what each may hold by itself. What must hold
+between them is for ``consistency`` alone. After a change of the shape:
 ``python -c 'from spectrain.evaluation.schema import write_schema; write_schema()'``.
 """
 
@@ -10,10 +11,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from spectrain.evaluation import document
-from spectrain.evaluation.document import SCHEMA
+from spectrain.evaluation import shape as shapes
 from spectrain.evaluation.glossary import DEFINITIONS
 from spectrain.evaluation.leaves import LEAVES
+from spectrain.evaluation.shape import DOCUMENT, SCHEMA
 from spectrain.files import write_json
 
 SCHEMA_FILE = Path(__file__).with_name("acceptance.schema.json")
@@ -47,14 +48,9 @@ _TERMS = {
 def json_schema() -> dict[str, Any]:
     """The schema (draft 2020-12); its ``$id`` carries the version of the document's schema."""
     definitions: dict[str, Any] = {}
-    schema = _object(document._DOCUMENT, definitions)
+    schema = _object(DOCUMENT, definitions)
     schema["properties"]["schema"] = {"const": SCHEMA}
-    block = schema["properties"]["samplers"]
-    block["minItems"] = 1
-    # Boards by kind are there where there are several kinds, and checked where they are.
-    board = block["items"]["properties"]["leaderboard"]["anyOf"][1]
-    kinds = {"type": "object", "additionalProperties": {"$ref": board["$ref"]}}
-    board["properties"] = {"by_kind": {"anyOf": [{"type": "null"}, kinds]}}
+    schema["properties"]["samplers"]["minItems"] = 1
     return {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
         "$id": f"urn:{SCHEMA.replace('.', ':').replace('/', ':')}",
@@ -68,14 +64,14 @@ def write_schema(path: Path = SCHEMA_FILE) -> None:
     write_json(path, json_schema())
 
 
-# Shapes with a name in document.py stand under it in $defs, however often they are used.
-_NAMES = {id(v): k.strip("_").lower() for k, v in vars(document).items() if isinstance(v, dict) and k.isupper()}
+# Shapes with a name in shape.py stand under it in $defs, however often they are used.
+_NAMES = {id(v): k.strip("_").lower() for k, v in vars(shapes).items() if isinstance(v, dict) and k.isupper()}
 
 
 def _of(shape: Any, key: str, definitions: dict[str, Any]) -> dict[str, Any]:
-    """A shape of document.py as a schema; ``key`` is the name that it stands under."""
+    """A piece of the shape as a schema; ``key`` is the name that it stands under."""
     if shape is None:
-        return {"type": list(LEAVES[key])} if key in LEAVES else {}
+        return dict(LEAVES[key])
     if isinstance(shape, list):
         return {"type": "array", "items": _of(shape[0], key, definitions)}
     name = _NAMES.get(id(shape))
@@ -88,21 +84,23 @@ def _of(shape: Any, key: str, definitions: dict[str, Any]) -> dict[str, Any]:
 
 def _object(shape: dict[str, Any], definitions: dict[str, Any], key: str = "") -> dict[str, Any]:
     found: dict[str, Any] = {"type": "object"}
-    named = {name: inner for name, inner in shape.items() if name != "*"}
-    if named:
-        found["required"] = [name.removesuffix("?") for name in named]
-        found["properties"] = {
-            name.removesuffix("?"): _property(name, inner, definitions) for name, inner in named.items()
-        }
-    if "*" in shape:
-        found["additionalProperties"] = _of(shape["*"], key, definitions)
+    for name, inner in shape.items():
+        own = name.rstrip("?")
+        if own == "*":
+            found["additionalProperties"] = _maybe(name, _of(inner, key, definitions))
+        else:
+            if not name.endswith("??"):
+                found.setdefault("required", []).append(own)
+            found.setdefault("properties", {})[own] = _property(name, inner, definitions)
     return found
 
 
 def _property(name: str, shape: Any, definitions: dict[str, Any]) -> dict[str, Any]:
-    key = name.removesuffix("?")
-    schema = _of(shape, key, definitions)
-    if name.endswith("?"):
-        schema = {"anyOf": [{"type": "null"}, schema]}
+    key = name.rstrip("?")
+    schema = _maybe(name, _of(shape, key, definitions))
     term = _TERMS.get(key)
     return schema if term is None else schema | {"description": dict(DEFINITIONS)[term]}
+
+
+def _maybe(name: str, schema: dict[str, Any]) -> dict[str, Any]:
+    return {"anyOf": [{"type": "null"}, schema]} if name.endswith("?") else schema

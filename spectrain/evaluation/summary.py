@@ -14,19 +14,20 @@ from functools import partial
 from typing import Any
 
 from spectrain.errors import SpectrainError
-from spectrain.evaluation.answers import Answers, gather
+from spectrain.evaluation.answers import Answers, Groups, gather
 from spectrain.evaluation.bands import by_band
 from spectrain.evaluation.blocks import decode_speedup, number_block
-from spectrain.evaluation.consistency import check_contender
 from spectrain.evaluation.cost_model import cost_model
 from spectrain.evaluation.costs import add_predictions_from_siblings
 from spectrain.evaluation.decisions import adjusted_confidence, resamples_at
-from spectrain.evaluation.document import SCHEMA, check_document
+from spectrain.evaluation.document import check_document
 from spectrain.evaluation.figures import STATISTICS, one
 from spectrain.evaluation.goodness import distribution_block
 from spectrain.evaluation.leaderboard import leaderboard
 from spectrain.evaluation.leaves import PLAIN
 from spectrain.evaluation.samples import kind_and_parents
+from spectrain.evaluation.shape import SCHEMA
+from spectrain.evaluation.sums import check_parts
 from spectrain.evaluation.verdict import departures, exactness_block, verdict_block
 from spectrain.exact.sampler import Sampler
 from spectrain.intervals import METHOD
@@ -67,8 +68,13 @@ def summarise(samples: Iterable[Mapping[str, Any]], *, context: Mapping[str, Any
         SpectrainError: malformed samples, missing context, or numbers that contradict one another: rounds
             that commit other than accepted + 1 tokens without being clipped, or a speedup above τ.
     """
+    return document_of(gather(samples), context=context)
+
+
+def document_of(groups: Groups, *, context: Mapping[str, Any]) -> dict[str, Any]:
+    """``summarise`` for samples that ``gather`` has read already."""
     _check_context(context)
-    samplers = [_sampler_block(sampler, group, context) for sampler, group in gather(samples)]
+    samplers = [_sampler_block(sampler, group, context) for sampler, group in groups]
     document = {
         "schema": SCHEMA,
         "context": {key: copy.deepcopy(value) for key, value in context.items() if key not in ELSEWHERE},
@@ -106,10 +112,9 @@ def _sampler_block(sampler: dict[str, Any], group: list[Answers], context: Mappi
     plain, by_name = group[0], {answers.name: answers for answers in group}
     kinds = sorted({kind for found in set(plain.kinds) for kind in kind_and_parents(found)})
     contenders = [_contender_block(answers, by_name[answers.first.baseline], kinds, context) for answers in group]
+    kinds_of_one = len(set(zip(plain.conversations, plain.kinds, strict=True))) == len(plain.clusters())
     for contender in contenders:
-        check_contender(
-            contender, len(set(zip(plain.conversations, plain.kinds, strict=True))) == len(plain.clusters())
-        )
+        check_parts(contender, contender["contender"], kinds_of_one=kinds_of_one)
     add_predictions_from_siblings(contenders)
     described = Sampler(**sampler)
     exactness = [

@@ -30,7 +30,7 @@ class _Scores:
 
     def add(self, sample: Mapping[str, Any]) -> None:
         scores = DepthScores.recorded(sample["teacher_forced"])
-        for kind in {EVERYTHING, *kind_and_parents(sample["kind"])}:
+        for kind in dict.fromkeys((EVERYTHING, *kind_and_parents(sample["kind"]))):
             self.totals[kind] = self.totals.get(kind, DepthScores()) + scores
         name, found = sample["conversation"], list(zip(scores.alpha, scores.positions, strict=True))
         self.kinds[name] = sample["kind"]
@@ -57,14 +57,31 @@ class _Scores:
                     }
 
 
-def teacher_forced_rows(samples: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Acceptance probability at T=1 and conditional greedy acceptance by drafter, prefixes' sampler, kind and depth."""
-    scores: dict[tuple[str, str], _Scores] = {}
-    for sample in samples:
+class TeacherForced:
+    """Scores of raw samples, one after another; the rows of the document are made of them."""
+
+    def __init__(self) -> None:
+        self._scores: dict[tuple[str, str], _Scores] = {}
+
+    def add(self, sample: Mapping[str, Any]) -> None:
+        """Count a raw sample, where it has scores."""
         if sample.get("teacher_forced") is not None:
-            scores.setdefault((sample["drafter"], json.dumps(sample["sampler"])), _Scores()).add(sample)
-    return [
-        {"drafter": drafter, "prefixes": Sampler(**json.loads(sampler)).describe(), **row}
-        for (drafter, sampler), found in scores.items()
-        for row in found.rows()
-    ]
+            place = sample["drafter"], json.dumps(sample["sampler"])
+            self._scores.setdefault(place, _Scores()).add(sample)
+
+    def rows(self) -> list[dict[str, Any]]:
+        """Acceptance probability at T=1 and conditional greedy acceptance by drafter, prefixes' sampler, kind and
+        depth."""
+        return [
+            {"drafter": drafter, "prefixes": Sampler(**json.loads(sampler)).describe(), **row}
+            for (drafter, sampler), found in self._scores.items()
+            for row in found.rows()
+        ]
+
+
+def teacher_forced_rows(samples: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """The rows of all these samples; none of them is kept."""
+    found = TeacherForced()
+    for sample in samples:
+        found.add(sample)
+    return found.rows()

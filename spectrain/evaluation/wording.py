@@ -174,9 +174,10 @@ def law_test_sentence(tests: Sequence[Mapping[str, Any]] | None) -> str:
     parts = []
     if agree:
         least, found = min(t["adjusted_p_value"] for t in agree), max(t["detectable"] for t in agree)
-        named = ", ".join(t["contender"] for t in agree)
+        named, shown = ", ".join(t["contender"] for t in agree), p_value(least)
         parts.append(
-            f"Sampled tokens have the target's law, as far as a test can tell: {named} (adjusted p ≥ {p_value(least)}; "
+            f"Sampled tokens have the target's law, as far as a test can tell: {named} (adjusted p "
+            f"{'=' if shown == '1' else '≥'} {shown}; "
             f"a shift of {percent(found, 1)} in total variation would be found nine times in ten)."
         )
     for t in differ:

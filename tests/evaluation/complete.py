@@ -12,7 +12,7 @@ K_WIDTH = 0.03  # of the intervals made up here
 
 
 def interval(value: float, width: float = K_WIDTH) -> dict[str, float]:
-    return {"value": value, "low": value - width, "high": value + width}
+    return {"value": value, "low": max(value - width, 0.0), "high": value + width}
 
 
 def complete(document: dict[str, Any]) -> dict[str, Any]:
@@ -140,7 +140,10 @@ def _load(chains: list[dict[str, Any]]) -> dict[str, Any]:
                          "rounds_by_running": {str(batch): 40},
                          "answers": 8 * batch, "speedup": paired, "decode_speedup": paired,
                          "pays": bool(chain) and gain > 1.08})  # fmt: skip
-    crossovers = [{"contender": c["contender"], "drafter": c["drafter"], "k": c["k"], "largest_paying_batch": 4,
+    largest = {c["contender"]: max((row["batch"] for row in rows if row["pays"] and row["contender"] == c["contender"]),
+                                   default=None) for c in chains}  # fmt: skip
+    crossovers = [{"contender": c["contender"], "drafter": c["drafter"], "k": c["k"],
+                   "largest_paying_batch": largest[c["contender"]],
                    "sentence": f"{c['contender']} pays up to batch 4 (1.24 times as fast)."}
                   for c in chains]  # fmt: skip
     costs = [
@@ -155,7 +158,7 @@ def _load(chains: list[dict[str, Any]]) -> dict[str, Any]:
     return {"sampler": "greedy (T=0)", "groups": 8, "repeats": 5, "max_new_tokens": 64, "prompt_tokens": 80.0,
             "context_tokens": [256, 1024], "batches": batches, "verification": costs, "lines": [], "drafting": [],
             "rows": rows, "crossovers": crossovers, "by_batch": verdicts,
-            "largest_paying_batch": {c["contender"]: 4 for c in chains}}  # fmt: skip
+            "largest_paying_batch": largest}  # fmt: skip
 
 
 def _cost_model(samplers: list[dict[str, Any]]) -> dict[str, Any]:
@@ -168,11 +171,12 @@ def _cost_model(samplers: list[dict[str, Any]]) -> dict[str, Any]:
          "by_batch": [{"batch": b, "running": 0.9 * b, **costs} for b in (1, 4, 16)]}
         for block in samplers for c in block["contenders"] if c["k"] and not c["lossy"]
     ]  # fmt: skip
+    measured = [c for c in samplers[0]["contenders"] if c["k"]]
     states = [{"contender": name, "k": k, "capacity": 2.5, "saturated": saturated,
                "running": None if saturated else 3.2, "tokens_per_second": None if saturated else 41.0,
                "latency_ms_per_token": None if saturated else 71.0}
               for name, k, saturated in (("plain", 0, True),
-                                         (chains[0]["contender"], chains[0]["k"], False))]  # fmt: skip
+                                         *((c["contender"], c["k"], False) for c in measured))]  # fmt: skip
     best = {"contender": states[1]["contender"], "k": states[1]["k"]}
     rate = {"request_rate": 2.0, "prompt_tokens": 80.0, "answer_tokens": 60.0, "contenders": states, "best": best,
             "sentence": f"At 2 requests a second, {best['contender']} is best."}  # fmt: skip

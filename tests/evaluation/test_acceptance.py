@@ -44,11 +44,17 @@ def drafters(chat_target):
     return {"ngram": NgramDrafter(NgramConfig()), "eagle3": eagle.eval()}
 
 
+def entries(drafters, config):
+    return contenders(drafters, config.k, config.trees, config.verification, leave_out=True)
+
+
 @pytest.fixture
 def run(chat_target, drafters, tmp_path):
     def run(name="raw", config=CONFIG, conversations=None, identity=IDENTITY):
         chosen = conversations or chats()
-        found = measure(chat_target, drafters, chosen, config, tmp_path / name, identity, progress=False)
+        found = measure(
+            chat_target, entries(drafters, config), chosen, config, tmp_path / name, identity, progress=False
+        )
         return list(found.samples())
 
     return run
@@ -57,7 +63,7 @@ def run(chat_target, drafters, tmp_path):
 @pytest.fixture(scope="module")
 def measured(chat_target, drafters, tmp_path_factory):
     folder = tmp_path_factory.mktemp("measured")
-    found = measure(chat_target, drafters, chats(), CONFIG, folder, IDENTITY, progress=False)
+    found = measure(chat_target, entries(drafters, CONFIG), chats(), CONFIG, folder, IDENTITY, progress=False)
     return list(found.samples()), folder
 
 
@@ -193,11 +199,9 @@ def limited(drafters, monkeypatch):
     return eagle
 
 
-def test_drafts_that_no_drafter_fills_are_refused_before_anything_is_written(chat_target, limited, tmp_path):
-    alone = {"eagle3": limited}
-    message = refusal(measure, chat_target, alone, chats(), CONFIG, tmp_path / "raw", IDENTITY, progress=False)
+def test_drafts_that_no_drafter_fills_are_refused(limited):
+    message = refusal(entries, {"eagle3": limited}, CONFIG)
     assert "k=2 has depth 2, eagle3 drafts at most 1 tokens ahead" in message
-    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_draft_that_one_drafter_cannot_fill_is_left_to_the_others(run, limited, tmp_path):

@@ -7,8 +7,8 @@ import pytest
 
 from spectrain.errors import SpectrainError
 from spectrain.evaluation.blocks import advice
-from spectrain.evaluation.consistency import check_contender
 from spectrain.evaluation.summary import summarise
+from spectrain.evaluation.sums import check_parts
 
 ALPHAS = {"desk/a": {"eagle3": 0.8}, "desk/b": {"eagle3": 0.6}, "chat": {"eagle3": 0.3}}
 
@@ -76,31 +76,31 @@ def test_a_round_belongs_to_the_band_in_which_it_starts(simulator):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda c: c["by_kind"]["chat"].update(rounds=c["by_kind"]["chat"]["rounds"] + 1), "rounds of the kinds"),
-        (lambda c: c["pooled"]["tokens_per_round"].update(value=2.0), "tokens per round of the kinds, weighted"),
-        (lambda c: c["by_kind"]["desk"]["tokens_per_second"].update(value=1.0), "tokens per second of the kinds"),
-        (lambda c: c["by_kind"]["chat"]["seconds"].update(draft=0.0), "draft seconds of the kinds"),
-        (lambda c: c["by_band"]["turn"].pop(), "rounds of the bands by turn"),
+        (lambda c: c["by_kind"]["chat"].update(tokens=c["by_kind"]["chat"]["tokens"] + 1), "pooled.tokens is"),
+        (lambda c: c["by_kind"]["desk"].update(conversations=1), "pooled.conversations is"),
+        (lambda c: c["by_kind"]["chat"]["seconds"].update(draft=0.0), "pooled.seconds.draft is"),
+        (lambda c: c["by_band"]["turn"].pop(), "pooled.rounds is .* those of eagle3 k=5.by_band.turn come to"),
         (
             lambda c: c["by_band"]["answer position"][0]["tokens_per_round"].update(value=1.0),
-            "tokens of the bands by answer position",
+            "pooled.tokens is .* those of eagle3 k=5.by_band.answer position come to",
         ),
     ],
 )
 def test_parts_that_do_not_add_up_fail_loudly(contender, change, message):
-    check_contender(contender)
+    check_parts(contender, "eagle3 k=5", kinds_of_one=True)
     change(contender)
-    with pytest.raises(SpectrainError, match=f"eagle3 k=5: {message}"):
-        check_contender(contender)
+    with pytest.raises(SpectrainError, match=f"eagle3 k=5.{message}"):
+        check_parts(contender, "eagle3 k=5", kinds_of_one=True)
 
 
 def test_plain_decoding_commits_a_token_a_step(document):
     plain = copy.deepcopy(document["samplers"][0]["contenders"][0])
-    check_contender(plain)
-    plain["by_kind"], plain["by_band"] = {"all": plain["pooled"]}, {}
-    plain["pooled"]["tokens_per_round"]["value"] = 1.5
-    with pytest.raises(SpectrainError, match="step of plain decoding"):
-        check_contender(plain)
+    check_parts(plain, "plain")
+    for numbers in (plain["pooled"], *(n for kind, n in plain["by_kind"].items() if "/" not in kind)):
+        numbers["tokens"] *= 2
+    plain["by_band"] = {}
+    with pytest.raises(SpectrainError, match=r"plain\.pooled\.tokens is .* steps of plain decoding are"):
+        check_parts(plain, "plain")
 
 
 def test_advice_is_how_many_conversations_would_narrow_the_interval():

@@ -44,6 +44,25 @@ def test_a_line_that_is_no_sample_is_named(tmp_path, line):
         ledger(tmp_path)
 
 
+def test_a_conversation_that_is_there_twice_is_an_error_and_is_not_dropped(tmp_path):
+    first = ledger(tmp_path)
+    first.append(lines("a"))
+    before = first.whole.read_text()
+    for again in (lines("a"), [*lines("b"), *lines("a", text="other")]):
+        with pytest.raises(SpectrainError, match=r"conversation 'a' is there twice, in .*samples\.jsonl, with 2 lines"):
+            first.append(again)
+        with pytest.raises(SpectrainError, match="conversation 'a' is there twice"):
+            ledger(tmp_path)
+        first.whole.write_text(before)
+        first = ledger(tmp_path)
+    other = tmp_path / "samples.1.jsonl"
+    other.write_text("".join(json.dumps(line) + "\n" for line in lines("a", text="other")))
+    with pytest.raises(SpectrainError, match=r"'a' is there twice, in .*samples\.jsonl and .*samples\.1\.jsonl"):
+        ledger(tmp_path)
+    other.write_text(before)  # what a merge leaves that was interrupted
+    assert list(ledger(tmp_path).lines()) == lines("a")
+
+
 def test_conversations_are_observed_in_their_order_whoever_is_first(tmp_path):
     seen = []
     first = ledger(tmp_path, observe=lambda samples: seen.append(samples[0]["conversation"]))

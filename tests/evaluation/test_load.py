@@ -172,6 +172,22 @@ def test_forwards_of_smaller_batches_are_timed_among_the_groups(target, settings
     assert {row["batch"] for row in found["lines"]} == {3}
 
 
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda text: text + text.splitlines()[0] + "\n", r"load\.jsonl:3: 1 is there twice"),
+        (lambda text: text + "{}\n", r"load\.jsonl:3: '\{\}' is no raw line"),
+        (lambda text: "[]\n" + text, r"load\.jsonl:1: '\[\]' is no raw line"),
+    ],
+)
+def test_a_line_that_is_there_twice_or_is_none_is_named(target, settings, measured, tmp_path, change, message):
+    shutil.copytree(measured[1], tmp_path / "again")
+    file = tmp_path / "again" / "load.jsonl"
+    file.write_text(change(file.read_text()))
+    with pytest.raises(SpectrainError, match=message):
+        measure_load(target, settings, tmp_path / "again", {"weights": "w"}, progress=False)
+
+
 def test_a_folder_of_another_target_is_refused(target, settings, measured):
     with pytest.raises(SpectrainError, match=r"load\.jsonl was measured with other settings.*weights"):
         measure_load(target, settings, measured[1], {"weights": "x"}, progress=False)

@@ -23,7 +23,7 @@ import torch
 from spectrain.data.conversations import parse_conversation
 from spectrain.distributed import processes
 from spectrain.drafters.ngram import NgramConfig, NgramDrafter
-from spectrain.evaluation.contenders import AcceptanceConfig
+from spectrain.evaluation.contenders import AcceptanceConfig, contenders
 from spectrain.evaluation.measurement import measure
 from spectrain.exact.sampler import Sampler
 from spectrain.target import load_target
@@ -34,8 +34,8 @@ rows = [{"id": f"c{i}", "kind": ("even", "odd")[i % 2], "prompt": texts[i % 5] +
 chats = [parse_conversation(row, "row") for row in rows]
 config = AcceptanceConfig(k=(2,), samplers=(Sampler(), Sampler(1.0)), max_new_tokens=12,
                           stop_at=float(stop_at) or None)
-found = measure(load_target(model), {"ngram": NgramDrafter(NgramConfig())}, chats, config, Path(out), {"weights": "w"},
-                progress=False)
+entries = contenders({"ngram": NgramDrafter(NgramConfig())}, config.k)
+found = measure(load_target(model), entries, chats, config, Path(out), {"weights": "w"}, progress=False)
 if processes().is_main_process:
     summary = {"samples": list(found.samples()), "count": found.count, "stopped": found.stopped_early}
     (Path(out) / "found.json").write_text(json.dumps(summary))

@@ -8,6 +8,7 @@ import pytest
 from known_server import DRAFT, OVER, document, forward, line, round_s
 
 from spectrain import cli
+from spectrain.evaluation.summary import summarise
 from spectrain.exact.cost import expected_tokens
 from spectrain.files import write_json
 
@@ -76,11 +77,11 @@ def test_survival_and_verification_by_length_replace_alpha_and_a_constant(plan):
         ("--alpha .7 --tau 3 --k 5 --c .1", "--alpha and --tau both say the acceptance"),
         ("--alpha 1.2 --c .1", "alpha: found 1.2"),
         ("--alpha nan --c .1", "alpha: found nan"),
-        ("--alpha .7 --c -1", "--c -1: expected a cost in plain decoding steps, 0 or more"),
+        ("--alpha .7 --c -1", "--c -1: expected a cost in plain decoding steps, from 0 to 1e+06"),
         ("--alpha .7 --c inf", "--c inf: expected a cost"),
         ("--alpha .7 --c nan", "--c nan: expected a cost"),
         ("--alpha .7 --c .1 --o -5", "--o -5: expected a cost"),
-        ("--alpha .7 --c .1 --v nan", "--v nan: expected costs in plain decoding steps, each more than 0"),
+        ("--alpha .7 --c .1 --v nan", "--v nan: expected costs in plain decoding steps, each from 1e-06 to 1e+06"),
         ("--alpha .7 --c .1 --v 0", "--v 0: expected costs"),
         (
             "--alpha .7 --c .1 --k 1..99999999999",
@@ -92,6 +93,10 @@ def test_survival_and_verification_by_length_replace_alpha_and_a_constant(plan):
         ("--alpha .7 --c .1 --k 0", "--k: expected draft lengths from 1"),
         ("--alpha .7 --c .1 --k 5..3", "--k: expected draft lengths"),
         ("--alpha .7 --c .1 --v 1,2", "--v 1,2: 2 costs for draft lengths up to 8"),
+        ("--alpha .7 --c .1 --batch x --v 1", "--batch: expected whole numbers of at least 1"),
+        ("--alpha .7 --c 1e308", "--c 1e+308: expected a cost"),
+        ("--alpha .7 --c 0 --v 1e-320", "--v 1e-320: expected costs"),
+        ("--alpha .7 --c .1 --k ''", "--k: expected draft lengths from 1"),
         ("--survival .5,.6 --c .1", "multiplied up"),
         ("--survival .5,x --c .1", "--survival: expected numbers with commas, for instance 0,0.7 (found '.5,x')"),
         ("--survival .5,.4 --c .1 --k 3", "--k 3: survival is known up to 2"),
@@ -136,6 +141,28 @@ def test_a_batch_of_a_report_has_its_own_costs(plan, report):
     assert [found["v"][k] for k in (0, 3, 5)] == pytest.approx([forward(4, k + 1) / step for k in (0, 3, 5)])
     assert found["rows"][4]["round_cost"] == pytest.approx(5 * found["c"] + (forward(4, 6) + OVER) / step)
     assert found["c"] == pytest.approx(DRAFT / step, rel=0.05)  # near the budget fewer tokens are drafted
+
+
+def test_a_report_without_batches_is_of_single_requests(plan, simulator, tmp_path):
+    samples = simulator.samples({"desk": {"eagle3": 0.7, "ngram": 0.3}}, conversations=12)
+    write_json(tmp_path / "acceptance.json", summarise(samples, context=simulator.context))
+    one, default = (json.loads(plan(f"--report {tmp_path}/acceptance.json --json {more}")) for more in ("--batch 1", ""))
+    assert one == default | {"batch": 1}
+    assert "it was measured without batches" in plan(f"--report {tmp_path}/acceptance.json --batch 2", code=2)
+
+
+def test_lengths_beyond_those_measured_are_said_to_be_guessed(plan, report):
+    found = json.loads(plan(f"--report {report} --contender 'eagle3 k=3' --alpha .9 --k 1..9 --json"))
+    assert found["notes"] == ["v was measured up to k=5, and is taken to stay what it is there; give --v to change it"]
+    assert not json.loads(plan(f"--report {report} --contender 'eagle3 k=3' --alpha .9 --k 1..5 --json"))["notes"]
+
+
+def test_a_report_of_another_version_is_to_be_measured_again(plan, report, tmp_path):
+    older = json.loads(report.read_text())
+    del older["load"]["rows"][0]["rounds_by_running"]
+    write_json(tmp_path / "older.json", older)
+    message = plan(f"--report {tmp_path}/older.json", code=2)
+    assert "key load.rows[0].rounds_by_running is missing; it is of another version: evaluate again" in message
 
 
 @pytest.mark.parametrize(

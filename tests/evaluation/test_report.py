@@ -17,7 +17,7 @@ from spectrain.errors import SpectrainError
 from spectrain.evaluation.acceptance_plots import alpha_plots, draw_survival
 from spectrain.evaluation.plots import cost_plot, sampler_plots
 from spectrain.evaluation.summary import summarise
-from spectrain.evaluation.wording import kind_sentence
+from spectrain.evaluation.wording import kind_sentence, law_test_sentence
 from spectrain.files import write_json
 
 NASTY = '<script>alert("$x$")</script>|&\n#'
@@ -175,6 +175,12 @@ def test_broken_documents_are_named_and_nothing_is_written(document, tmp_path, c
         report.render_report(tmp_path / "acceptance.json", tmp_path / "out")
     assert "acceptance.json" in str(error.value)
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(("p", "shown"), [(1.0, "= 1;"), (0.997, "= 1;"), (0.62, "≥ 0.62;")])
+def test_a_probability_is_never_said_to_be_at_least_one(p, shown):
+    test = {"contender": "a k=2", "lossy": False, "agrees": True, "adjusted_p_value": p, "detectable": 0.02}
+    assert f"(adjusted p {shown}" in law_test_sentence([test])
 
 
 def test_missing_and_unreadable_files_are_named(tmp_path):

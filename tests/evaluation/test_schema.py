@@ -3,15 +3,17 @@
 import copy
 import json
 import random
+import re
 
 import pytest
 from complete import complete
 from jsonschema import Draft202012Validator
 
 from spectrain.errors import SpectrainError
-from spectrain.evaluation.document import SCHEMA, check_document
-from spectrain.evaluation.leaves import LEAVES, check_leaf
+from spectrain.evaluation.document import check_document, check_shape
+from spectrain.evaluation.leaves import LEAVES, check_leaf, described
 from spectrain.evaluation.schema import SCHEMA_FILE, json_schema
+from spectrain.evaluation.shape import SCHEMA
 from spectrain.evaluation.summary import summarise
 
 ALPHAS = {"desk": {"eagle3": 0.8, "ngram": 0.5}, "chat": {"eagle3": 0.3, "ngram": 0.2}}
@@ -35,7 +37,7 @@ def validator():
 
 def accepted(document):
     try:
-        check_document(document)
+        check_shape(document)
     except SpectrainError:
         return False
     return True
@@ -84,13 +86,21 @@ def test_both_refuse_the_same_mutated_documents(document, validator):
     for path in rng.sample(found, 400):
         broken = copy.deepcopy(document)
         holder, key = at(broken, path[:-1]), path[-1]
-        fault = rng.choice(("gone", "null", "text", "number", "list", "object", "flag"))
+        fault = rng.choice(("gone", "null", "text", "number", "negative", "list", "object", "flag"))
         if fault == "gone":
             if isinstance(key, int):
                 continue
             del holder[key]
         else:
-            holder[key] = {"null": None, "text": "x", "number": 1.5, "list": [], "object": {}, "flag": True}[fault]
+            holder[key] = {
+                "null": None,
+                "text": "x",
+                "number": 1.5,
+                "negative": -2,
+                "list": [],
+                "object": {},
+                "flag": True,
+            }[fault]
         agreed = accepted(broken)
         assert agreed == validator.is_valid(broken), (path, fault)
         refused += not agreed
@@ -99,9 +109,12 @@ def test_both_refuse_the_same_mutated_documents(document, validator):
 
 @pytest.mark.parametrize("key", sorted(LEAVES))
 def test_every_leaf_refuses_another_type(key):
-    wrong = WRONG[LEAVES[key][0]]
-    with pytest.raises(SpectrainError, match=rf"a\.{key} is {wrong!r}, expected {LEAVES[key][0]}"):
-        check_leaf(key, wrong, f"a.{key}")
+    for wrong in (WRONG[LEAVES[key]["type"]], None):
+        with pytest.raises(
+            SpectrainError, match=rf"a\.{key} is {wrong!r}, expected {re.escape(described(LEAVES[key]))}"
+        ):
+            check_leaf(key, wrong, f"a.{key}")
+    check_leaf(key, None, f"a.{key}", nullable=True)
 
 
 def test_no_sampler_and_another_version_are_refused_by_both(document, validator):
