@@ -1,17 +1,15 @@
 """What speculation should yield by the costs of its parts, at every batch size, beside what it was measured to yield.
 
 A round of a chain takes k·c + v + o plain decoding steps: drafting, verification, the rest (see ``costs``). For single
-requests the parts come from the clocks of the acceptance measurement. By batch they come from ``load``: draft and rest
-of a round timed there, and the verification from forwards timed by themselves,
+requests the parts are those of the measured rounds themselves: they add up, and the difference only says that nothing
+is missing. By batch they are those of rounds of other batches, which ``load`` decodes for that: with the tokens per
+round of the measured batches they predict these batches' speedup, round by round with the requests that ran in each. A
+batch shrinks as answers end, and what a round takes is no straight line in its requests. What no part accounts for is
+the rest of the measured round. Other lengths than those measured are told by forwards timed by themselves,
 
     v(k, batch, context) = time of a forward of k + 1 tokens a request ÷ time of one of a single token,
 
-linear between what was measured in tokens, context and batch, and flat beyond; times what a plain step's forward took
-in decoding, in forwards timed by themselves. With the tokens per round measured in those batches they predict the
-speedup of decoding, round by round with the requests that ran in each: a batch shrinks as answers end, and a round's
-time is no straight line in its requests. The parts come from batches of their own, so that a prediction does not hold
-what it predicts; what no part accounts for is the rest of the measured round. For single requests the parts are those
-of the measured rounds themselves: they add up, and the difference only says that nothing is missing.
+linear between what was measured in tokens and context, and flat beyond, times the forward's share of a plain step.
 """
 
 from __future__ import annotations
@@ -22,6 +20,7 @@ from typing import Any
 from spectrain.evaluation.costs import break_even
 from spectrain.evaluation.goodput import goodput
 from spectrain.evaluation.leaves import PLAIN
+from spectrain.evaluation.load_summary import PARTS
 from spectrain.exact.cost import best_k, interpolate
 
 Points = Sequence[tuple[float, float]]
@@ -124,47 +123,32 @@ def _best_k(longest: Row, v: Any, c: float | None = None, o: float | None = None
 
 
 class Rounds:
-    """Seconds of rounds by how many requests share them, by what was timed in and among batches of ``batch``, with the
-    context that answers have on average."""
+    """Seconds of rounds by how many requests share them, by the parts of rounds timed at ``batch``."""
 
     def __init__(self, load: Mapping[str, Any], batch: int) -> None:
         drafting = [row for row in load["drafting"] if row["batch"] == batch]
         self._parts = {name: [r for r in drafting if r["contender"] == name] for name in _names(load)}
         lengths = [row["answer_tokens"] for row in load["rows"] if row["contender"] == PLAIN]
         context = load["prompt_tokens"] + sum(lengths) / len(lengths) / 2
-        among = [row for row in load["verification"] if row["among"] == batch]
-        self._forwards = {
-            size: [(rows, interpolate(points, context)) for rows, points in _by_rows(among, size).items()]
-            for size in {row["batch"] for row in among}
-        }
-        plain = self._parts[PLAIN]
-        alone = sum(row["rounds"] * self._forward_s(1, row["running"]) for row in plain)
-        self._scale = sum(row["rounds"] * row["verify_s"] for row in plain) / alone if alone else 1.0
+        forwards = _by_rows([row for row in load["verification"] if row["batch"] == batch])
+        self._forwards = [(float(rows), interpolate(points, context)) for rows, points in forwards.items()]
 
     def knows(self, contender: str) -> bool:
         return bool(self._parts.get(contender) and self._parts.get(PLAIN))
 
     def part(self, contender: str, name: str, running: float) -> float:
-        """Of a round's ``draft_s``, ``overhead_s``, ``proposed_per_round`` or ``rows``, the mean."""
+        """Of a round's seconds (``draft_s``, ``verify_s``, ``overhead_s``), ``proposed_per_round`` or ``rows``, the
+        mean."""
         return interpolate([(row["running"], row[name]) for row in self._parts[contender]], running)
 
-    def step_s(self, running: float) -> float:
-        """A step of plain decoding."""
-        return self.verify_s(1, running) + self.part(PLAIN, "overhead_s", running)
+    def round_s(self, contender: str, running: float) -> float:
+        """What a round should take by its parts; of plain decoding, a step."""
+        return sum(self.part(contender, name, running) for name in PARTS)
 
     def verify_s(self, rows: float, running: float) -> float:
-        """Verifying ``rows`` tokens a request: as a forward alone, by what decoding adds to that of a plain step."""
-        return self._scale * self._forward_s(rows, running)
-
-    def _forward_s(self, rows: float, running: float) -> float:
-        return interpolate([(size, interpolate(points, rows)) for size, points in self._forwards.items()], running)
-
-    def round_s(self, contender: str, running: float) -> float:
-        """What a round should take by its parts."""
-        if contender == PLAIN:
-            return self.step_s(running)
-        draft, overhead = (self.part(contender, name, running) for name in ("draft_s", "overhead_s"))
-        return draft + self.verify_s(self.part(contender, "rows", running), running) + overhead
+        """Verifying ``rows`` tokens a request, as no contender did: by forwards alone, and a plain step's forward."""
+        ratio = interpolate(self._forwards, rows) / interpolate(self._forwards, 1)
+        return self.part(PLAIN, "verify_s", running) * ratio
 
     def decode_s(self, contender: str, row: Row) -> tuple[float, float]:
         """Seconds that all rounds of a row should take by their parts, and how many requests they hold in all."""
@@ -177,12 +161,11 @@ def _names(load: Mapping[str, Any]) -> list[str]:
     return list(dict.fromkeys(row["contender"] for row in load["rows"]))
 
 
-def _by_rows(forwards: Sequence[Row], batch: int) -> dict[int, list[tuple[float, float]]]:
+def _by_rows(forwards: Sequence[Row]) -> dict[int, list[tuple[float, float]]]:
     """Tokens of a request in a forward → (context, seconds)."""
     found: dict[int, list[tuple[float, float]]] = {}
     for row in forwards:
-        if row["batch"] == batch:
-            found.setdefault(row["rows"], []).append((row["context"], row["seconds"]))
+        found.setdefault(row["rows"], []).append((row["context"], row["seconds"]))
     return found
 
 
@@ -209,7 +192,7 @@ def _at_batch(contender: Row, longest: Row, rounds: Rounds, row: Row, plain: Row
     per_token = (ahead["rows"] - 1) / longest["k"]  # below 1 where some rounds propose nothing
     best = _best_k(
         longest,
-        lambda k: rounds.verify_s(1 + k * per_token, batch) / rounds.step_s(batch),
+        lambda k: rounds.verify_s(1 + k * per_token, batch) / rounds.round_s(PLAIN, batch),
         ahead["draft_cost_per_token"],
         ahead["overhead_cost_per_round"],
     )
@@ -233,11 +216,10 @@ def _at_batch(contender: Row, longest: Row, rounds: Rounds, row: Row, plain: Row
 
 def _costs(rounds: Rounds, name: str, batch: float) -> Row:
     """A contender's costs in plain steps of the same batch, under the names that ``costs.cost_block`` gives them."""
-    step = rounds.step_s(batch)
-    draft, overhead, proposed, rows = (
-        rounds.part(name, part, batch) for part in ("draft_s", "overhead_s", "proposed_per_round", "rows")
+    step = rounds.round_s(PLAIN, batch)
+    draft, verify, overhead, proposed, rows = (
+        rounds.part(name, part, batch) for part in (*PARTS, "proposed_per_round", "rows")
     )
-    verify = rounds.verify_s(rows, batch)
     return {
         "proposed_per_round": proposed,
         "rows": rows,

@@ -1,9 +1,9 @@
-"""What forwards take by themselves, by the requests in them, the tokens of each, and the tokens cached behind it."""
+"""What forwards take by themselves, by the tokens of each request and those cached behind it."""
 
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -13,30 +13,26 @@ from spectrain.target import Target
 
 
 class Forwards:
-    """Seconds of forwards of ``rows`` tokens a request, for batches of ``largest`` requests and of the powers of two
-    below. ``cached(size)`` says by context how many tokens each request of a batch has cached."""
+    """Seconds of forwards of ``rows`` tokens a request, of batches whose requests have so many ``cached`` tokens each,
+    by context."""
 
-    def __init__(self, target: Target, rows: Sequence[int], cached: Callable[[int], Mapping[int, Sequence[int]]],
-                 largest: int, seed: int) -> None:  # fmt: skip
+    def __init__(self, target: Target, rows: Sequence[int], cached: Mapping[int, Sequence[int]], seed: int) -> None:
         self._target, self._rows, self._cached, self._seed, self._repeats = target, rows, cached, seed, 0
-        self._sizes = sorted({largest, *(2**i for i in range(largest.bit_length()))})
-        self._seconds: dict[tuple[int, int, int], list[float]] = {}
+        self._seconds: dict[tuple[int, int], list[float]] = {}
 
     def time(self, repeats: int) -> None:
         """As many of each as are missing from ``repeats``."""
         missing, self._repeats = repeats - self._repeats, repeats
         if not missing:
             return
-        for size in self._sizes:
-            for context, cached in self._cached(size).items():
-                costs = verification_seconds(self._target, cached, self._rows, missing, self._seed)
-                for rows, seconds in costs.items():
-                    self._seconds.setdefault((size, context, rows), []).extend(seconds)
+        for context, cached in self._cached.items():
+            costs = verification_seconds(self._target, cached, self._rows, missing, self._seed)
+            for rows, seconds in costs.items():
+                self._seconds.setdefault((context, rows), []).extend(seconds)
 
     def found(self) -> list[dict[str, Any]]:
-        """Rows of ``batch``, ``context``, ``rows`` and ``seconds``, those of every repeat."""
-        names = ("batch", "context", "rows")
-        return [dict(zip(names, key, strict=True)) | {"seconds": seconds} for key, seconds in self._seconds.items()]
+        """Rows of ``context``, ``rows`` and ``seconds``, those of every repeat."""
+        return [{"context": key[0], "rows": key[1], "seconds": seconds} for key, seconds in self._seconds.items()]
 
 
 @torch.inference_mode()

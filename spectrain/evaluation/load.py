@@ -1,10 +1,10 @@
 """Speculation under load: what a verification costs at each batch size, and what speculation yields there.
 
 A target step that decodes few requests waits for its weights, so verifying k + 1 tokens costs little more than one;
-the more requests share a step, the nearer it comes to k + 1 times as much. A batch shrinks as its answers end, so that
-forwards are timed at the sizes below, too; all in turn with decoding, for a machine is not equally fast all the time.
-Raw numbers are kept in ``load.jsonl``, a line for each batch size; an interrupted measurement goes on with the next
-size, and sizes may be added later.
+the more requests share a step, the nearer it comes to k + 1 times as much. Forwards are timed by themselves, rounds by
+their parts, and answers as a whole, all in turn, for a machine is not equally fast all the time. Raw numbers are kept
+in ``load.jsonl``, a line for each batch size; an interrupted measurement goes on with the next size, and sizes may be
+added later.
 """
 
 from __future__ import annotations
@@ -131,13 +131,12 @@ def measure_load(target: Target, load: Load, folder: Path, identity: dict[str, A
 
 
 def measure_batch(target: Target, load: Load, size: int, *, progress: bool = True) -> dict[str, Any]:
-    """Raw numbers of one batch size: ``verification`` forwards, of it and of the powers of two below, ``parts`` of
-    rounds, and decoded ``samples``."""
+    """Raw numbers of one batch size: ``verification`` forwards, ``parts`` of rounds, and decoded ``samples``."""
     rng = random.Random(f"{load.seed}/{size}")
     groups = rng.sample([None] * TIMED_GROUPS + list(range(load.config.groups)), k=TIMED_GROUPS + load.config.groups)
     parts: list[dict[str, Any]] = []
     samples: list[dict[str, Any]] = []
-    forwards = Forwards(target, load.rows(), load.cached, size, load.seed)
+    forwards = Forwards(target, load.rows(), load.cached(size), load.seed)
     with tqdm(total=len(groups) * len(load.entries), desc=f"batch {size}", unit="run", disable=not progress) as bar:
         for entry in load.entries:
             _decode(target, load, entry, _draw(rng, load.prompts, size), limit=WARM_UP)

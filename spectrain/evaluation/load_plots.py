@@ -53,7 +53,7 @@ def _draw_speed(figure: Figure, load: Mapping[str, Any]) -> None:
 
 def _draw_costs(figure: Figure, load: Mapping[str, Any]) -> None:
     axes = figure.subplots()
-    costs = [cost for cost in load["verification"] if cost["batch"] == cost["among"]]
+    costs = load["verification"]
     series = sorted({(cost["context"], cost["k"]) for cost in costs if cost["k"]})
     several = len({context for context, _ in series}) > 1
     for (context, k), colour, marker, line in styled(series):

@@ -6,6 +6,7 @@ server's do; ``decode_speedup`` leaves the prefill out, and is what the cost mod
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -29,8 +30,8 @@ def summarise_load(lines: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """Raw lines of ``load.measure_load``, by batch size → the numbers.
 
     Returns:
-        ``batches``, ``context_tokens``; ``verification``: median seconds of forwards by batch, context and k, timed
-        ``among`` batches of one size, and v, their ratio to a plain step behind as much context; ``lines``: the
+        ``batches``, ``context_tokens``; ``verification``: median seconds of forwards by batch, context and k, and v,
+        their ratio to a plain step behind as much context; ``lines``: the
         straight lines nearest to them;
         ``drafting``: what rounds consist of; ``rows``: rates of every contender by batch; ``crossovers`` and
         ``largest_paying_batch`` by contender; ``by_batch``: the verdict at each batch size.
@@ -42,7 +43,7 @@ def summarise_load(lines: Sequence[dict[str, Any]]) -> dict[str, Any]:
         "batches": [line["batch"] for line in lines],
         "context_tokens": sorted({row["context"] for row in verification}),
         "verification": verification,
-        "lines": _lines(own_forwards(verification)),
+        "lines": _lines(verification),
         "drafting": [row for line in lines for row in _drafting(line)],
         **rates,
         "largest_paying_batch": {c["contender"]: c["largest_paying_batch"] for c in rates["crossovers"]},
@@ -54,19 +55,12 @@ def summarise_load(lines: Sequence[dict[str, Any]]) -> dict[str, Any]:
 
 
 def _verification(line: dict[str, Any]) -> list[dict[str, Any]]:
-    if any("batch" not in cost for cost in line["verification"]):
-        raise SpectrainError(EARLIER)
-    taken = {(c["batch"], c["context"], c["rows"]): median(c["seconds"]) for c in line["verification"]}
+    taken = {(cost["context"], cost["rows"]): median(cost["seconds"]) for cost in line["verification"]}
     return [
-        {"among": line["batch"], "batch": batch, "context": context, "k": rows - 1, "rows": rows, "seconds": seconds,
-         "v": seconds / taken[batch, context, 1]}
-        for (batch, context, rows), seconds in taken.items()
+        {"batch": line["batch"], "context": context, "k": rows - 1, "rows": rows, "seconds": seconds,
+         "v": seconds / taken[context, 1]}
+        for (context, rows), seconds in taken.items()
     ]  # fmt: skip
-
-
-def own_forwards(verification: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Of each batch size what was timed among its own batches."""
-    return [row for row in verification if row["batch"] == row["among"]]
 
 
 def _lines(verification: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -91,12 +85,13 @@ def _lines(verification: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
 
 def _drafting(line: dict[str, Any]) -> list[dict[str, Any]]:
     """Means over rounds of each contender: seconds of the parts, tokens proposed by a request, tokens of a request in
-    the forward; rounds of 1, 2, 3 or 4, 5 to 8, ... requests together."""
+    the forward. Rounds of as many requests are summed together, above 16 those of within about a tenth as many: what a
+    step takes may jump from one size to the next, as kernels have sizes that they like."""
     found: dict[tuple[str, int], Counter[str]] = {}
     for part in line["parts"]:
         if "running" not in part:
             raise SpectrainError(EARLIER)
-        total = found.setdefault((part["contender"], (part["running"] - 1).bit_length()), Counter())
+        total = found.setdefault((part["contender"], _alike(part["running"])), Counter())
         total.update({name: part[name] for name in ("rounds", "proposed", "rows", *PARTS)})
         total["requests"] += part["running"] * part["rounds"]
     return [
@@ -110,6 +105,10 @@ def _drafting(line: dict[str, Any]) -> list[dict[str, Any]]:
         }
         for (name, _), total in sorted(found.items())
     ]
+
+
+def _alike(running: int) -> int:
+    return running if running <= 16 else 17 + int(math.log(running / 16, 1.1))
 
 
 # --- rates --------------------------------------------------------------------------------------------------------
@@ -236,7 +235,7 @@ def _at(row: dict[str, Any]) -> str:
 def render(document: dict[str, Any]) -> str:
     """The document as two Markdown tables and the crossovers as sentences."""
     batches = sorted({row["batch"] for row in document["rows"]})
-    costs, rows = own_forwards(document["verification"]), document["rows"]
+    costs, rows = document["verification"], document["rows"]
     lengths = sorted({cost["k"] for cost in costs})
 
     def v(k: int) -> list[str]:

@@ -147,7 +147,7 @@ def _load(chains: list[dict[str, Any]]) -> dict[str, Any]:
                    "sentence": f"{c['contender']} pays up to batch 4 (1.24 times as fast)."}
                   for c in chains]  # fmt: skip
     costs = [
-        {"among": b, "batch": b, "context": context, "k": k, "rows": k + 1,
+        {"batch": b, "context": context, "k": k, "rows": k + 1,
          "seconds": 0.06 * b**0.3 * (1 + 0.05 * k * b), "v": 1 + 0.05 * k * b}
         for b in batches for context in (256, 1024) for k in (0, 3, 5)
     ]  # fmt: skip

@@ -19,23 +19,24 @@ def round_s(name, batch):
     return forward(batch, k + 1) + k * DRAFT + OVER
 
 
-def line(batch, *, lost=0.0, groups=8, ending=False, below=True):
+def line(batch, *, lost=0.0, groups=8, ending=False, other=1.0):
     """What a server with these costs gives; ``lost``: a share of every round that no part accounts for; ``ending``:
-    half of the requests end half-way; without ``below`` no smaller forwards were timed."""
-    sizes = {batch, *(2**i for i in range(batch.bit_length() if below else 0))}
-    verification = [{"batch": size, "context": 64, "rows": r, "seconds": [forward(size, r)] * 3}
-                    for size in sorted(sizes) for r in (1, 4, 6)]  # fmt: skip
+    half of the requests end half-way; ``other``: how much slower the rounds are that half of them share."""
+    verification = [{"context": 64, "rows": r, "seconds": [forward(batch, r)] * 3} for r in (1, 4, 6)]
     parts, samples = [], []
     for name in ("plain", *TAU):
         k = 0 if name == "plain" else int(name[-1])
-        parts.append({"contender": name, "running": batch, "rounds": 10, "proposed": 10 * batch * k,
-                      "rows": 10 * (k + 1), "draft_s": 10 * k * DRAFT, "verify_s": 10 * forward(batch, k + 1),
-                      "overhead_s": 10 * OVER})  # fmt: skip
         steps = (TOKENS - 1) / TAU.get(name, 1.0)
         shares = [[batch // 2, steps / 2], [batch, steps / 2]] if ending and batch > 1 else [[batch, steps]]
+        slower = {running: other if running < batch else 1.0 for running, _ in shares}
+        for running, slow in slower.items():
+            parts.append({"contender": name, "running": running, "rounds": 10, "proposed": 10 * running * k,
+                          "rows": 10 * (k + 1), "draft_s": slow * 10 * k * DRAFT,
+                          "verify_s": slow * 10 * forward(running, k + 1),
+                          "overhead_s": slow * 10 * OVER})  # fmt: skip
         rounds = sum(running * count for running, count in shares)
         for group in range(groups):
-            decode = sum(count * round_s(name, running) for running, count in shares)
+            decode = sum(count * slower[running] * round_s(name, running) for running, count in shares)
             decode *= (1 + (lost if k else 0)) * (1 + group / 1000)
             samples.append({"contender": name, "drafter": name.split()[0], "k": k, "batch": batch, "group": group,
                             "prompts": ["p"] * batch, "tokens": TOKENS * batch, "seconds": decode + 0.02 * batch,

@@ -3,6 +3,7 @@
 import pytest
 from known_server import DRAFT, OVER, TAU, TOKENS, document, forward, line, load_of, round_s
 
+from spectrain.evaluation.cost_model import cost_model
 from spectrain.evaluation.goodput import goodput
 from spectrain.evaluation.summary import summarise
 from spectrain.evaluation.verdict import up_to_batch
@@ -45,13 +46,12 @@ def test_a_batch_that_shrinks_as_answers_end_is_predicted_round_by_round(samples
     assert row["running_in_decode"] == pytest.approx(12)
 
 
-def test_few_requests_left_of_a_large_batch_cost_what_few_cost(samples, simulator):
-    """Only a batch of 16 was decoded: what 8 take is known by forwards alone, and is not what 16 take."""
-    found = document(samples, simulator, [line(16, ending=True)])
+def test_a_size_that_kernels_dislike_is_predicted_by_its_own_rounds(samples, simulator):
+    """On a CPU a batch of 13 took 1.7 times as long as one of 16: nothing between two other sizes says so."""
+    found = document(samples, simulator, [line(16, ending=True, other=1.7)])
     assert found["load"]["batches"] == [16]
     assert found["cost_model"]["largest_difference"]["by_batch"] < 0.001
-    blind = document(samples, simulator, [line(16, ending=True, below=False)])
-    assert blind["cost_model"]["largest_difference"]["by_batch"] > 0.05
+    assert {row["running"] for row in found["load"]["drafting"]} == {8, 16}
 
 
 def test_what_no_part_accounts_for_stays_visible(samples, simulator):
@@ -89,9 +89,9 @@ def test_the_verdict_differs_by_batch(known, samples, simulator):
 
 
 def test_batches_of_another_sampler_say_nothing(samples, simulator):
-    context = {**simulator.context, "load": load_of([line(1)], sampler="T=0.7")}
-    found = summarise(samples, context=context)
-    assert found["cost_model"]["chains"][0]["by_batch"] == []
+    found = summarise(samples, context=simulator.context)
+    model = cost_model(found["samplers"], load_of([line(1)], sampler="T=0.7"), ())
+    assert [chain["by_batch"] for chain in model["chains"]] == [[], []]
     assert found["samplers"][0]["verdict"]["overall"]["up_to_batch"] is None
 
 

@@ -95,7 +95,7 @@ def test_survival_and_verification_by_length_replace_alpha_and_a_constant(plan):
         ("--alpha .7 --c .1 --v 1,2", "--v 1,2: 2 costs for draft lengths up to 8"),
         ("--alpha .7 --c .1 --batch x --v 1", "--batch: expected whole numbers of at least 1"),
         ("--alpha .7 --c 1e308", "--c 1e+308: expected a cost"),
-        ("--alpha .7 --c 0 --v 1e-320", "--v 1e-320: expected costs"),
+        ("--alpha .7 --c 0 --v 1e-320", "--v 9.99989e-321: expected costs"),
         ("--alpha .7 --c .1 --k ''", "--k: expected draft lengths from 1"),
         ("--survival .5,.6 --c .1", "multiplied up"),
         ("--survival .5,x --c .1", "--survival: expected numbers with commas, for instance 0,0.7 (found '.5,x')"),
@@ -146,7 +146,9 @@ def test_a_batch_of_a_report_has_its_own_costs(plan, report):
 def test_a_report_without_batches_is_of_single_requests(plan, simulator, tmp_path):
     samples = simulator.samples({"desk": {"eagle3": 0.7, "ngram": 0.3}}, conversations=12)
     write_json(tmp_path / "acceptance.json", summarise(samples, context=simulator.context))
-    one, default = (json.loads(plan(f"--report {tmp_path}/acceptance.json --json {more}")) for more in ("--batch 1", ""))
+    one, default = (
+        json.loads(plan(f"--report {tmp_path}/acceptance.json --json {more}")) for more in ("--batch 1", "")
+    )
     assert one == default | {"batch": 1}
     assert "it was measured without batches" in plan(f"--report {tmp_path}/acceptance.json --batch 2", code=2)
 
