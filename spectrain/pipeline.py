@@ -18,7 +18,7 @@ from typing import Any
 import torch
 
 from spectrain.attention import context
-from spectrain.bundle import save_drafter
+from spectrain.bundle import REPORT_FILE, save_drafter
 from spectrain.config import Recipe
 from spectrain.data.batches import answer_counts, plan_epoch, some_rows
 from spectrain.data.conversations import Conversation, EncodedRow, encode_all, load_conversations
@@ -256,7 +256,7 @@ class Run:
             baselines=self.recipe.baselines, progress=self.progress,
         )  # fmt: skip
         if processes().is_main_process:
-            write_json(self.bundle / "acceptance.json", json.loads(path.read_text(encoding="utf-8")))
+            write_json(self.bundle / REPORT_FILE, json.loads(path.read_text(encoding="utf-8")))
         return path
 
 

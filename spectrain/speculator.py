@@ -11,10 +11,10 @@ for piece in stream(speculator, "Once upon a time", temperature=0.7):
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, overload
+from typing import Any, TypedDict, Unpack, overload
 
 from spectrain.bundle import load_drafter, resolve_bundle
 from spectrain.data.conversations import Message, render_prompt
@@ -22,8 +22,10 @@ from spectrain.data.template import set_template_kwargs
 from spectrain.decoding.decoder import Decoding
 from spectrain.decoding.stopping import Finish, TextStream
 from spectrain.decoding.trace import Generation
+from spectrain.decoding.verification import Verification
 from spectrain.drafters.base import Drafter
 from spectrain.errors import SpectrainError
+from spectrain.exact.penalties import Penalties
 from spectrain.exact.sampler import Sampler
 from spectrain.manifest import read_manifest, target_of, template_kwargs
 from spectrain.shapes import Chain, Shape
@@ -33,6 +35,24 @@ Prompt = str | Sequence[int] | Sequence[Mapping[str, str]]
 """Text taken as it is, token ids, or a chat (messages with role and content, through the target's chat template)."""
 
 DEFAULT_K = 5
+
+
+class Settings(TypedDict, total=False):
+    """What ``generate`` and ``stream`` may be asked for, with the defaults."""
+
+    max_new_tokens: int  # 256
+    min_new_tokens: int  # 0
+    temperature: float  # 0: greedy
+    top_k: int | None
+    top_p: float | None
+    k: int | None  # draft tokens a round: 5
+    shape: Shape | None  # or a tree
+    stop: str | Sequence[str] | None
+    eos_ids: Collection[int] | None  # None: the target's own
+    seed: int  # 0; prompt i of a list draws from seed + i
+    penalties: Penalties | None
+    verification: Verification  # token, block; typical_lossy gives the target's law up
+    timed: bool  # wait for the device between the parts of a round, so that their seconds are true
 
 
 @dataclass(frozen=True)
@@ -105,19 +125,16 @@ def load_bundle(
 
 
 @overload
-def generate(speculator: Speculator, prompt: Prompt, **settings: Any) -> Answer: ...
+def generate(speculator: Speculator, prompt: Prompt, **settings: Unpack[Settings]) -> Answer: ...
 @overload
-def generate(speculator: Speculator, prompt: Sequence[Prompt], **settings: Any) -> list[Answer]: ...
+def generate(speculator: Speculator, prompt: Sequence[Prompt], **settings: Unpack[Settings]) -> list[Answer]: ...
 
 
 def generate(speculator: Speculator, prompt: Any, **settings: Any) -> Any:
     """Answer a prompt, or a list of prompts in one batch.
 
-    ``settings``: ``max_new_tokens`` (256), ``temperature`` (0: greedy), ``top_k``, ``top_p``, ``k`` (draft tokens a
-    round, 5) or ``shape`` (a tree), ``min_new_tokens``, ``stop`` (strings), ``eos_ids``, ``seed``, ``penalties``,
-    ``verification``. The answer has the target's own law under these settings, whatever the drafter; only
-    ``verification="typical_lossy"`` gives that up, and says so in ``answer.lossy``. Prompt i of a list draws from
-    ``seed`` + i. ``timed=True`` waits for the device between the parts of a round, so that their seconds are true.
+    ``settings`` are those of `Settings`. The answer has the target's own law under them, whatever the drafter; only
+    ``verification="typical_lossy"`` gives that up, and says so in ``answer.lossy``.
     """
     many = _is_batch(prompt)
     prompts = [_ids(one, speculator.target) for one in (prompt if many else [prompt])]
@@ -128,7 +145,7 @@ def generate(speculator: Speculator, prompt: Any, **settings: Any) -> Any:
     return answers if many else answers[0]
 
 
-def stream(speculator: Speculator, prompt: Prompt, **settings: Any) -> Iterator[Piece]:
+def stream(speculator: Speculator, prompt: Prompt, **settings: Unpack[Settings]) -> Iterator[Piece]:
     """Answer one prompt piece by piece, a round at a time; the texts add up to ``generate``'s.
 
     With stop strings, text that could still be the beginning of one is held back.
@@ -166,7 +183,7 @@ def _begun(text: str, words: Sequence[str]) -> int:
 def _decoding(speculator: Speculator, prompts: list[list[int]], settings: Mapping[str, Any]) -> Decoding:
     known: dict[str, Any] = {"max_new_tokens": 256, "temperature": 0.0, "top_k": None, "top_p": None, "k": None,
                              "shape": None, "seed": 0}  # fmt: skip
-    passed = {"min_new_tokens", "stop", "eos_ids", "penalties", "verification", "timed"}
+    passed = set(Settings.__annotations__) - known.keys()
     for name in settings:
         if name not in known and name not in passed:
             raise SpectrainError(

@@ -9,7 +9,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from spectrain.bundle import BundleContents, load_drafter, resolve_bundle
+from spectrain.bundle import REPORT_FILE, BundleContents, load_drafter, resolve_bundle
 from spectrain.data.conversations import Conversation
 from spectrain.data.split import conversations_digest
 from spectrain.distributed import processes
@@ -240,7 +240,7 @@ def _evaluate(entrants: Mapping[str, Entrant], target: Target, conversations: Se
                          targets=targets)  # fmt: skip
     check_load(target, entries, config)
     found = measure(target, entries, conversations, config, raw, identity, progress=progress)
-    path = output / "acceptance.json"
+    path = output / REPORT_FILE
     if not processes().is_main_process:
         return path
     chosen = in_order(conversations, config)[: found.count]

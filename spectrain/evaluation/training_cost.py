@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from spectrain.checkpoints import Metrics, read_progress
+from spectrain.checkpoints import PROGRESS_FILE, Metrics, read_progress
 from spectrain.errors import SpectrainError
 from spectrain.manifest import MANIFEST_FILE, Manifest, read_manifest
 
@@ -23,7 +23,7 @@ def training_cost(bundle: Path, manifest: Manifest) -> dict[str, Any] | None:
     for folder in folders:
         held = folder / "bundle"
         if (
-            (folder / "progress.json").is_file()
+            (folder / PROGRESS_FILE).is_file()
             and (held / MANIFEST_FILE).is_file()
             and read_manifest(held).files == manifest.files
         ):
