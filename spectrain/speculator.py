@@ -124,8 +124,9 @@ def load_bundle(
     return Speculator(target, drafter, notes)
 
 
+# To the types a text is also a sequence of texts.
 @overload
-def generate(speculator: Speculator, prompt: Prompt, **settings: Unpack[Settings]) -> Answer: ...
+def generate(speculator: Speculator, prompt: Prompt, **settings: Unpack[Settings]) -> Answer: ...  # type: ignore[overload-overlap]
 @overload
 def generate(speculator: Speculator, prompt: Sequence[Prompt], **settings: Unpack[Settings]) -> list[Answer]: ...
 
