@@ -1,4 +1,4 @@
-"""Every family of the registry, small: tests that run over ``FAMILY_NAMES`` or ``TRAINABLE`` cover a new one at once."""
+"""Every family of the registry, small: tests over ``FAMILY_NAMES`` or ``TRAINABLE`` cover a new one at once."""
 
 from __future__ import annotations
 

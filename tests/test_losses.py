@@ -168,7 +168,9 @@ def test_every_loss_leads_to_the_law_that_it_is_given(name):
         optimizer.step()
         schedule.step()
     far = float(1 - Laws(z.detach(), log_p).acceptance.min())
-    assert far < 0.02, f"400 steps down {name} end {far:.3f} in total variation from the target's law: it leads elsewhere"
+    assert far < 0.02, (
+        f"400 steps down {name} end {far:.3f} in total variation from the target's law: it leads elsewhere"
+    )
 
 
 @pytest.mark.parametrize(

@@ -1,8 +1,8 @@
 """The registry of drafters.
 
 A new family is one file beside this one, its config in ``AnyDrafterConfig`` and one line in ``FAMILIES``. One with
-weights also needs a serving format, a module of ``interop`` in ``interop.FORMATS``, and has a recipe. Nothing else knows
-its name.
+weights also has a recipe and a serving format, a module of ``interop`` that is in ``interop.FORMATS``. Nothing else
+knows its name.
 """
 
 from __future__ import annotations

@@ -90,8 +90,9 @@ def format_for_type(kind: type[TrainableDrafter]) -> Format:
         if candidate.DRAFTER is kind:
             return candidate
     raise SpectrainError(
-        f"{kind.__name__} has no serving format, so no bundle of it can be written: write a module of spectrain/interop/ "
-        f"that states DRAFTER = {kind.__name__} and what else Format asks for, and add it to interop.FORMATS"
+        f"{kind.__name__} has no serving format, so no bundle of it can be written: write a module of "
+        f"spectrain/interop/ that states DRAFTER = {kind.__name__} and what else Format asks for, and add it to "
+        "interop.FORMATS"
     )
 
 

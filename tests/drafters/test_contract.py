@@ -40,15 +40,13 @@ def test_shapes_shifts_and_masks(toy):
     columns = toy.target.vocab_size if output.columns_D is None else output.columns_D.numel()
     assert tuple(depth.shift for depth in output.depths) == toy.drafter.shifts(), "forward and shifts() disagree"
     for depth in output.depths:
-        assert depth.hidden_BTH.shape[:2] == batch.ids_BT.shape, (
-            "hidden_BTH has a state for every position of the batch"
-        )
+        assert depth.hidden_BTH.shape[:2] == batch.ids_BT.shape, "a state for every position"
         assert depth.head_DH.shape == (columns, depth.hidden_BTH.shape[-1]), (
-            "head_DH has a row for every id of columns_D (all of the target's rows where it is None) and the states' width"
+            "head_DH has a row for every id of columns_D (None: for every row of the target's), as wide as the states"
         )
         assert torch.equal(depth.mask_BT, supervised(batch.answer_BT, depth.shift)), (
-            f"mask_BT of the depth with shift {depth.shift} is not supervised(batch.answer_BT, {depth.shift}): position t "
-            f"counts where tokens t+1 to t+{depth.shift} are all answers"
+            f"mask_BT is not supervised(batch.answer_BT, {depth.shift}): with this shift position t counts where tokens "
+            f"t+1 to t+{depth.shift} are all answers"
         )
     if output.columns_D is not None:
         ids = output.columns_D.tolist()
@@ -117,9 +115,7 @@ def test_the_gradient_is_exactly_zero_outside_the_mask(toy):
     assert len(kept) == len(toy.drafter.shifts())
     for depth in kept:
         touched = depth.hidden_BTH.grad.abs().sum(-1) > 0
-        assert torch.equal(touched, depth.mask_BT), (
-            "positions outside the mask have a gradient, or some inside have none"
-        )
+        assert torch.equal(touched, depth.mask_BT), "a gradient outside the mask, or none inside"
 
 
 def test_what_lies_behind_the_answers_changes_nothing(toy):

@@ -30,9 +30,7 @@ def test_no_two_formats_have_the_same_drafter_or_name():
     """The first would be written and the second never: another layout of a family goes into LAYOUTS."""
     for of_what in ("DRAFTER", "NAME"):
         twice = [what for what, count in Counter(getattr(f, of_what) for f in interop.FORMATS).items() if count > 1]
-        assert not twice, (
-            f"more than one of FORMATS has {of_what} {twice}: another layout of a family goes into LAYOUTS"
-        )
+        assert not twice, f"several of FORMATS have {of_what} {twice}: another layout of a family goes into LAYOUTS"
 
 
 @pytest.mark.parametrize("format_", interop.FORMATS, ids=lambda format_: format_.NAME)
