@@ -135,9 +135,9 @@ def test_every_loss_is_finite_and_never_prefers_another_law(name):
     assert values.isfinite().all(), f"{name} is not finite where p is 0"
     assert gradient.isfinite().all(), f"the gradient of {name} is not finite where p is 0"
     best = LOSSES[name](Laws(log_p.clamp(min=-1e4), log_p))
-    lower = int((best - values).argmax())
+    at = int((best - values).argmax())
     assert (values >= best - 1e-6).all(), (
-        f"{name} has to be smallest at q = p: it is {float(best[lower]):.4f} there and {float(values[lower]):.4f} at another q"
+        f"{name} has to be smallest at q = p: it is {float(best[at]):.4f} there, {float(values[at]):.4f} at another q"
     )
 
 
@@ -168,9 +168,7 @@ def test_every_loss_leads_to_the_law_that_it_is_given(name):
         optimizer.step()
         schedule.step()
     far = float(1 - Laws(z.detach(), log_p).acceptance.min())
-    assert far < 0.02, (
-        f"400 steps down {name} end {far:.3f} in total variation from the target's law: it leads elsewhere"
-    )
+    assert far < 0.02, f"400 steps down {name} end at a total variation of {far:.3f} from the law: it leads elsewhere"
 
 
 @pytest.mark.parametrize(

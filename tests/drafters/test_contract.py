@@ -45,8 +45,8 @@ def test_shapes_shifts_and_masks(toy):
             "head_DH has a row for every id of columns_D (None: for every row of the target's), as wide as the states"
         )
         assert torch.equal(depth.mask_BT, supervised(batch.answer_BT, depth.shift)), (
-            f"mask_BT is not supervised(batch.answer_BT, {depth.shift}): with this shift position t counts where tokens "
-            f"t+1 to t+{depth.shift} are all answers"
+            f"mask_BT is not supervised(batch.answer_BT, {depth.shift}): position t counts where tokens t+1 to "
+            f"t+{depth.shift} are all answers"
         )
     if output.columns_D is not None:
         ids = output.columns_D.tolist()
