@@ -27,7 +27,7 @@ from spectrain.blueprint import (
     training_step,
 )
 from spectrain.config import Recipe
-from spectrain.drafters import TrainableDrafter
+from spectrain.drafters import TrainableDrafter, family_of
 from spectrain.errors import SpectrainError
 from spectrain.head_loss import CHUNK
 from spectrain.identity import tokenizer_size
@@ -84,6 +84,7 @@ def estimate(recipe: Recipe, target: Blueprint, work: Workload, rates: Rates, pr
         )
     if processes < 1:
         raise SpectrainError(f"--processes {processes}: expected 1 or more")
+    interop.format_for_type(family_of(recipe.drafter))
     # Before a drafter is built, which may put adapters into it.
     held = parameters(target.model), sum(p.nbytes for p in target.model.parameters())
     plan = _Plan(recipe, target, blueprint_drafter(recipe.drafter, target), work, rates, processes, held)

@@ -46,9 +46,8 @@ def export_checkpoint(bundle: Path, name: str, folder: Path, target: Target, *, 
     family = contents.manifest.drafter["type"]
     if contents.manifest.checkpoint_format != layout.FORMAT:
         fitting = ", ".join(other.NAME for other in layouts_of(contents.manifest.checkpoint_format))
-        raise SpectrainError(
-            f"{name} holds {layout.ABOUT}, {bundle} an {family} drafter; it can be written as {fitting}"
-        )
+        instead = f"it can be written as {fitting}" if fitting else "there is no format of others for it"
+        raise SpectrainError(f"{name} holds {layout.ABOUT}, {bundle} a drafter of type {family!r}; {instead}")
     if contents.manifest.derived_from is not None:
         raise SpectrainError(
             f"{bundle} has a target of its own, trained with the drafter, which {name} has no place for: beside any "

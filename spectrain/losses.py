@@ -5,7 +5,8 @@ V), S starts of a chunk, K depths.
 
 Every function takes both laws on the same columns: the drafter's, from its logits ``z_ND``, and the target's
 full-vocabulary log-probabilities ``log_p_ND`` (whose mass may be below one when the columns are a reduced vocabulary).
-It returns a loss ``_N``.
+It returns a loss ``_N`` that is smallest where q is p (zero or not: a cross-entropy is not), with gradients that are
+finite also where p or q is 0 in floating point: there ``log_q`` is a number, a root or logarithm of ``q`` has no slope.
 """
 
 from __future__ import annotations

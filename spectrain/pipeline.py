@@ -34,7 +34,7 @@ from spectrain.evaluation.acceptance import AcceptanceConfig
 from spectrain.evaluation.bundles import evaluate_bundle
 from spectrain.files import atomic_folder, holds, write_json
 from spectrain.identity import first_difference
-from spectrain.interop import WEIGHTS_FILE
+from spectrain.interop import WEIGHTS_FILE, format_for_type
 from spectrain.manifest import read_manifest
 from spectrain.on_policy import training_prompts
 from spectrain.regenerate import regenerate
@@ -118,7 +118,7 @@ class Run:
 
     def _prepare(self) -> Prepared:
         data, taps = self.recipe.data, self.recipe.drafter.taps(self.target)
-        self._check_context()
+        self._check_drafter()
         sides = dict(zip(("train", "heldout"), self.conversations(), strict=True))
         asked = conversations_digest(sides["heldout"]) if self.recipe.regenerate else None
         if self.recipe.regenerate is not None:
@@ -148,7 +148,10 @@ class Run:
         return Prepared(**sides, train_rows=rows["train"], heldout_rows=rows["heldout"], train_store=stores["train"],
                         heldout_store=stores["heldout"], split=self._traffic.split, asked=asked)  # fmt: skip
 
-    def _check_context(self) -> None:
+    def _check_drafter(self) -> None:
+        """Whatever would stop its training, before hours of answers."""
+        if self.recipe.drafter.trainable:
+            format_for_type(family_of(self.recipe.drafter))
         longest, read = self.recipe.data.max_length, self.recipe.drafter.context(self.target)
         if read is not None and read < min(longest, context(self.target.config) or longest):
             raise SpectrainError(

@@ -30,14 +30,19 @@ def invocations(bundle: Path, k: int | None = None) -> dict[str, Any]:
     """How vLLM, SGLang and transformers are started with a bundle: k, the reason for it, notes, and lines by server.
 
     ``k`` is the number of draft tokens a round; by default what the bundle's report recommends. Raises SpectrainError
-    where there is no report, or it recommends none.
+    where there is no report, or it recommends none, or nobody else takes such drafters.
     """
     manifest = read_manifest(bundle)
     config = read_config(bundle)
     how = format_of_config(config, str(bundle)).SERVED
+    if how.vllm is None and how.sglang is None and not how.assistant:
+        raise SpectrainError(
+            f"{bundle}: neither vLLM nor SGLang nor transformers takes {_family(manifest)} drafters; spectrain's own "
+            f"decoder does: spectrain.generate(spectrain.load_bundle({str(bundle)!r}), PROMPT)"
+        )
     deepest = None if how.most is None else config.get(how.most)
     if k is None:
-        k, why = _recommended(bundle, str(manifest.drafter["type"]))
+        k, why = _recommended(bundle, _family(manifest))
     else:
         why = "as given"
     if k < 1 or (deepest is not None and k > deepest):
@@ -52,6 +57,10 @@ def invocations(bundle: Path, k: int | None = None) -> dict[str, Any]:
         "transformers": _transformers(bundle, target, manifest, how, k),
     }
     return {"k": k, "reason": why, "notes": _warnings(target, manifest), "servers": servers}
+
+
+def _family(manifest: Manifest) -> str:
+    return str(manifest.drafter["type"])
 
 
 def _recommended(bundle: Path, family: str) -> tuple[int, str]:
@@ -91,6 +100,8 @@ def _revision(manifest: Manifest, flag: str) -> list[str]:
 
 
 def _vllm(bundle: Path, target: str, manifest: Manifest, how: Served, k: int) -> str:
+    if how.vllm is None:
+        return f"# vLLM has no {_family(manifest)} drafters"
     settings = {"method": how.vllm, "model": str(bundle), "num_speculative_tokens": k}
     words = ["vllm", "serve", target, *_revision(manifest, "--revision"), "--speculative-config", json.dumps(settings)]
     return shlex.join(words)
@@ -98,7 +109,7 @@ def _vllm(bundle: Path, target: str, manifest: Manifest, how: Served, k: int) ->
 
 def _sglang(bundle: Path, target: str, manifest: Manifest, how: Served, k: int) -> list[str]:
     if how.sglang is None:
-        return [f"# SGLang has no {how.vllm} drafters"]
+        return [f"# SGLang has no {_family(manifest)} drafters"]
     lines, draft = [], str(bundle)
     if how.sglang_layout is not None:
         if how.sglang_layout not in {layout.NAME for layout in layouts_of(manifest.checkpoint_format)}:
@@ -116,7 +127,8 @@ def _sglang(bundle: Path, target: str, manifest: Manifest, how: Served, k: int) 
 
 def _transformers(bundle: Path, target: str, manifest: Manifest, how: Served, k: int) -> list[str]:
     if not how.assistant:
-        return [f"# transformers' generate has no {how.vllm} drafters; spectrain's own does:", *_spectrain(bundle, k)]
+        says = f"# transformers' generate has no {_family(manifest)} drafters; spectrain's own does:"
+        return [says, *_spectrain(bundle, k)]
     at = "".join(f", revision={word!r}" for word in _revision(manifest, "")[1:])
     program = [
         "from transformers import AutoModelForCausalLM, AutoTokenizer",

@@ -5,13 +5,14 @@ from pathlib import Path
 
 import pytest
 import torch
+from families import TRAINABLE, named
 from transformers import AutoConfig
 
-from spectrain import cli
+from spectrain import cli, interop
 from spectrain.blueprint import Blueprint, blueprint_drafter, cache_bytes, parameters, training_step
 from spectrain.config import load_recipe
 from spectrain.data.features import FeatureStore
-from spectrain.drafters import FAMILIES, family_of
+from spectrain.drafters import family_of
 from spectrain.errors import SpectrainError
 from spectrain.estimate import blueprint, bytes_per_token, estimate, load_config
 from spectrain.estimate_table import GIB, duration, shortage, size, table
@@ -19,12 +20,11 @@ from spectrain.workload import Rates, Side, Workload, rates, workload
 
 RECIPES = Path(__file__).parents[1] / "recipes"
 LARGE = sorted((*(RECIPES / "qwen3-8b").glob("*.yaml"), *(RECIPES / "llama-3.1-8b-instruct").glob("*.yaml")))
-TRAINABLE = sorted((kind for kind in FAMILIES if kind().trainable), key=lambda kind: kind.__name__)
 SPEED = Rates(989e12, 3350e9, 0.4, "as given")
 GIVEN = ["--tokens", "1000000", "--answer-share", "0.4", "--tflops", "989", "--bandwidth", "3350"]
 
 
-@pytest.mark.parametrize("kind", TRAINABLE, ids=lambda kind: kind.__name__)
+@pytest.mark.parametrize("kind", TRAINABLE, ids=named)
 @pytest.mark.parametrize("shape", ["llama", "qwen3"])
 def test_drafters_on_paper_hold_as_much_as_real_ones(kind, shape, tiny_target):
     fields = {"draft_vocab_size": 16} if "draft_vocab_size" in kind.model_fields else {}
@@ -34,6 +34,12 @@ def test_drafters_on_paper_hold_as_much_as_real_ones(kind, shape, tiny_target):
     assert {n: p.shape for n, p in paper.named_parameters()} == {n: p.shape for n, p in real.named_parameters()}
     assert all(p.is_meta for p in paper.parameters())
     assert parameters(paper) == sum(p.numel() for p in real.parameters())
+
+
+def test_a_family_that_could_not_be_saved_has_no_estimate(make_recipe, tmp_path, monkeypatch):
+    monkeypatch.setattr(interop, "FORMATS", ())
+    with pytest.raises(SpectrainError, match=r"Eagle3Drafter has no serving format.*add it to interop\.FORMATS"):
+        small(make_recipe(tmp_path))
 
 
 def test_heads_of_its_own_are_counted_and_take_no_memory(tiny_target):

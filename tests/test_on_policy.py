@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from accelerate.state import AcceleratorState
+from families import TRAINABLE, named, small_config
 from processes import run_script
 from pydantic import ValidationError
 
@@ -18,9 +19,7 @@ from spectrain.data.conversations import Conversation, EncodedRow, Message, rend
 from spectrain.decoding import generate_batch
 from spectrain.decoding.requests import stream_seed
 from spectrain.decoding.unverified import draft_text
-from spectrain.drafters.eagle3 import Eagle3Config, Eagle3Drafter
-from spectrain.drafters.language_model import LanguageModelConfig, LanguageModelDrafter
-from spectrain.drafters.medusa import MedusaConfig, MedusaDrafter
+from spectrain.drafters import family_of
 from spectrain.drafters.objective import LossConfig
 from spectrain.drafters.scoring import score_batch
 from spectrain.errors import SpectrainError
@@ -34,11 +33,7 @@ pytestmark = pytest.mark.usefixtures("one_accelerator")
 
 ROOM = 18  # tokens of a micro-batch
 TIMES = {"seconds", "tokens_per_second", "peak_memory"}
-FAMILIES = {
-    "language_model": (LanguageModelDrafter, LanguageModelConfig(layers=(0, 4))),
-    "eagle3": (Eagle3Drafter, Eagle3Config(depths=2, draft_vocab_size=16)),
-    "medusa": (MedusaDrafter, MedusaConfig(heads=3)),
-}
+CONFIGS = {named(kind): small_config(kind, depths=2, heads=3) for kind in TRAINABLE}
 
 
 @pytest.fixture(scope="module")
@@ -53,10 +48,10 @@ def lab(tiny_target, make_rows, make_store, tmp_path_factory):
             self.heldout_rows = make_rows(self.target, 4, seed=1)
             self.stores = {
                 taps: tuple(
-                    make_store(self.folder / f"{side}-{len(taps)}", self.target, rows, taps)
+                    make_store(self.folder / "-".join(map(str, (side, *taps))), self.target, rows, taps)
                     for side, rows in (("train", self.rows), ("heldout", self.heldout_rows))
                 )
-                for taps in ((), (2, 4, 5))
+                for taps in {config.taps(self.target) for config in CONFIGS.values()}
             }
             self.prompts = {row.conversation: row.ids[: row.mask.index(1)] for row in self.rows}
 
@@ -64,9 +59,8 @@ def lab(tiny_target, make_rows, make_store, tmp_path_factory):
                     prompts: Prompts | None = None, optim: dict[str, Any] | None = None,
                     **config: Any) -> Trainer:  # fmt: skip
             torch.manual_seed(0)
-            kind, settings = FAMILIES[family]
-            drafter = kind.build(settings, self.target, torch.ones(24, dtype=torch.long))
-            train, heldout = self.stores[(2, 4, 5) if family == "eagle3" else ()]
+            drafter = family_of(CONFIGS[family]).build(CONFIGS[family], self.target, torch.ones(24, dtype=torch.long))
+            train, heldout = self.stores[CONFIGS[family].taps(self.target)]
             live = OnPolicyConfig(**{"max_new_tokens": 8, "k": 3, **on_policy})
             defaults = {"micro_batch_tokens": ROOM, "validate_every": 100, "checkpoint_every": 6, "epochs": 2}
             return Trainer(
@@ -150,7 +144,7 @@ def test_all_prompts_are_answered_in_turn(lab, tmp_path):
 # --- the rows -------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("family", sorted(FAMILIES))
+@pytest.mark.parametrize("family", CONFIGS)
 @pytest.mark.parametrize("prefixes", ["draft", "rounds"])
 def test_rows_are_the_prompts_and_what_was_written_with_the_weights_of_then(lab, tmp_path, family, prefixes):
     settings = {"prefixes": prefixes, "refresh": 5, "chats": 6}
@@ -315,9 +309,12 @@ def test_missing_rows_are_an_error_and_other_settings_another_run(lab, tmp_path)
     trainer._step, step = lambda b, n: 1 / 0 if n == 8 else step(b, n), trainer._step  # type: ignore[method-assign]
     with pytest.raises(ZeroDivisionError):
         trainer.run()
-    for change, named in (({"share": 0.5}, r"on_policy\.share: 0\.4 against 0\.5"), ({"seed": 1}, r"on_policy\.seed")):
+    for change, message in (
+        ({"share": 0.5}, r"on_policy\.share: 0\.4 against 0\.5"),
+        ({"seed": 1}, r"on_policy\.seed"),
+    ):
         AcceleratorState._reset_state(True)
-        with pytest.raises(SpectrainError, match=named):
+        with pytest.raises(SpectrainError, match=message):
             lab.trainer(tmp_path, on_policy={**REFRESH, **change}).run()
     AcceleratorState._reset_state(True)
     fewer = Prompts(lab.target, dict(list(lab.prompts.items())[:-1]), 64)

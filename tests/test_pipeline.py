@@ -9,14 +9,15 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from families import TRAINABLE, named
 from safetensors.torch import load_file, save_file
 
 from spectrain import bundle as bundles
-from spectrain import checkpoints, cli, config, pipeline
+from spectrain import checkpoints, cli, config, interop, pipeline
 from spectrain.bundle import load_drafter, read_bundle, save_drafter
 from spectrain.config import load_recipe
 from spectrain.data import features
-from spectrain.drafters import FAMILIES, TrainableDrafter
+from spectrain.drafters import FAMILIES
 from spectrain.drafters.medusa import MedusaConfig
 from spectrain.errors import SpectrainError
 from spectrain.evaluation import acceptance
@@ -519,7 +520,6 @@ CHAT = (
 )
 NEXT_TO_NOTHING = "optim={lr: 1e-12, weight_decay: 0}"
 SMALL = {"depths": 2, "draft_vocab_size": 64, "heads": 2}
-TRAINABLE = [config for config, family in FAMILIES.items() if issubclass(family, TrainableDrafter)]
 
 
 def warmed(recipe, tmp_path, bundle, *overrides, output="warm"):
@@ -553,7 +553,17 @@ def fine_tuned(chat_folder, folder):
     return folder
 
 
-@pytest.mark.parametrize("kind", TRAINABLE, ids=lambda kind: kind.model_fields["type"].default)
+@pytest.mark.parametrize("stage", ["prepare", "train"])
+def test_a_family_that_could_not_be_saved_stops_before_any_answer(recipe, counter, tmp_path, monkeypatch, stage):
+    monkeypatch.setattr(interop, "FORMATS", [format_ for format_ in interop.FORMATS if "eagle3" not in format_.NAME])
+    message = refusal(getattr(fresh(recipe), stage))
+    assert "Eagle3Drafter has no serving format" in message
+    assert "add it to interop.FORMATS" in message
+    assert counter.calls == dict.fromkeys(WORK, 0)
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("kind", TRAINABLE, ids=named)
 def test_every_family_starts_from_the_weights_of_a_bundle(chat_target, tmp_path, kind):
     config = small(kind)
     old = saved(chat_target, config, tmp_path / "old")
@@ -567,7 +577,7 @@ def test_every_family_starts_from_the_weights_of_a_bundle(chat_target, tmp_path,
     assert not theirs & {value.data_ptr() for value in new.state_dict().values()}
 
 
-@pytest.mark.parametrize("kind", TRAINABLE, ids=lambda kind: kind.model_fields["type"].default)
+@pytest.mark.parametrize("kind", TRAINABLE, ids=named)
 def test_no_family_starts_from_another(chat_target, tmp_path, kind):
     other = next(candidate for candidate in TRAINABLE if candidate is not kind)
     saved(chat_target, small(other), tmp_path / "old")

@@ -15,6 +15,7 @@ from spectrain.drafters.language_model import LanguageModelConfig, LanguageModel
 from spectrain.drafters.medusa import MedusaConfig, MedusaDrafter
 from spectrain.errors import SpectrainError
 from spectrain.identity import TargetIdentity
+from spectrain.interop import Served, medusa
 from spectrain.serving import serve_commands
 
 HUB = TargetIdentity("LlamaForCausalLM", "c" * 64, "w" * 64, "org/it's a target", "abc")
@@ -97,6 +98,23 @@ def test_medusa_has_so_many_heads(chat_target, tmp_path):
     assert "# SGLang has no medusa drafters" in serve_commands(folder, 2)
     with pytest.raises(SpectrainError, match="--k 3: expected a whole number from 1 to 2, the number of heads"):
         serve_commands(folder, 3)
+
+
+def test_what_a_server_does_not_take_is_said(chat_target, tmp_path, monkeypatch):
+    folder = save(MedusaDrafter, MedusaConfig(heads=2), chat_target, tmp_path / "bundle")
+    monkeypatch.setattr(medusa, "SERVED", Served(None, "MEDUSA"))
+    text = serve_commands(folder, 2)
+    assert "# vLLM has no medusa drafters" in text
+    assert "vllm serve" not in text
+    assert words(text, "python -m sglang")[-1] == "3"
+
+
+def test_drafters_that_no_server_takes_have_no_command(chat_target, tmp_path, monkeypatch):
+    """A command that cannot work is worse than none."""
+    folder = save(MedusaDrafter, MedusaConfig(heads=2), chat_target, tmp_path / "bundle")
+    monkeypatch.setattr(medusa, "SERVED", Served(None, None))
+    with pytest.raises(SpectrainError, match=r"neither vLLM nor SGLang nor .* takes medusa drafters; .*load_bundle"):
+        serve_commands(folder, 2)
 
 
 def test_a_target_of_its_own_is_what_is_served(chat_target, tmp_path, monkeypatch):

@@ -1,6 +1,8 @@
-"""The registry of drafters: one line a family.
+"""The registry of drafters.
 
-A new family is one file beside this one, one line in ``FAMILIES`` and one recipe; nothing else knows its name.
+A new family is one file beside this one, its config in ``AnyDrafterConfig`` and one line in ``FAMILIES``. One with
+weights also has a recipe and a serving format, a module of ``interop`` that is in ``interop.FORMATS``. Nothing else
+knows its name.
 """
 
 from __future__ import annotations

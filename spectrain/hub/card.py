@@ -24,7 +24,7 @@ _NOT_TRAINING = {"evaluation", "baselines", "output", "prepared"}  # of a recipe
 
 
 def write_card(repo: str, bundle: Path, manifest: Manifest, document: Mapping[str, Any], given: Mapping[str, Any],
-               method: str, notes: str) -> str:  # fmt: skip
+               method: str | None, notes: str) -> str:  # fmt: skip
     """README.md: metadata and text. ``given`` is the owner's metadata, ``notes`` their text, put at the end.
 
     ``manifest`` is the one to be published, ``bundle`` the folder whose run may tell what training took.
@@ -40,7 +40,8 @@ def _card(data: ModelCardData, text: str) -> str:
     return str(ModelCard(f"---\n{data.to_yaml()}\n---\n\n{text}"))
 
 
-def _view(repo: str, bundle: Path, manifest: Manifest, document: Mapping[str, Any], method: str) -> dict[str, Any]:
+def _view(repo: str, bundle: Path, manifest: Manifest, document: Mapping[str, Any],
+          method: str | None) -> dict[str, Any]:  # fmt: skip
     context, name = document["context"], document["context"]["drafter"]["name"]
     target, changed = public_target(manifest), manifest.derived_from is not None
     confidence = percent(document["statistics"]["confidence"])
@@ -89,11 +90,13 @@ def _settings(recipe: Mapping[str, Any]) -> list[tuple[str, str]]:
     return [(key.replace("/", "."), json.dumps(v)) for key, v in flatten(told).items() if v is not None]
 
 
-def serving(repo: str, target: str, revision: str, changed: bool, method: str, k: int) -> list[str]:
-    """The lines that serve the bundle with vLLM.
+def serving(repo: str, target: str, revision: str, changed: bool, method: str | None, k: int) -> list[str]:
+    """The lines that serve the bundle with vLLM; none where it has no ``method`` for such drafters.
 
     A target that lies in the bundle has no id of its own there, so such a bundle is fetched first.
     """
+    if method is None:
+        return []
     folder = repo.rsplit("/", 1)[-1]
     drafter = {"method": method, "model": f"./{folder}" if changed else repo, "num_speculative_tokens": k}
     options = f"--speculative-config '{json.dumps(drafter)}'"

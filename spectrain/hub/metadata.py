@@ -44,16 +44,18 @@ def read_notes(path: Path) -> tuple[dict[str, Any], str]:
 
 
 def card_data(
-    repo: str, manifest: Manifest, results: Sequence[EvalResult], given: Mapping[str, Any], method: str
+    repo: str, manifest: Manifest, results: Sequence[EvalResult], given: Mapping[str, Any], method: str | None
 ) -> ModelCardData:
-    """Everything the Hub is told; ``given`` is the owner's (license, datasets, tags, ...), ``method`` the server's.
+    """Everything the Hub is told; ``given`` is the owner's (license, datasets, tags, ...), ``method`` vLLM's, if it has
+    one.
 
     Raises SpectrainError naming the first key that the Hub would refuse or not understand.
     """
     check_given(given)
     family = str(manifest.drafter["type"])
     rest = {key: value for key, value in given.items() if key not in ("license", "tags")}
-    tags = ["speculative-decoding", "spectrain", family.replace("_", "-"), "vllm", method.replace("_", "-")]
+    tags = ["speculative-decoding", "spectrain", family.replace("_", "-")]
+    tags += ["vllm", method.replace("_", "-")] if method else []
     data = ModelCardData(
         license=given["license"],
         base_model=public_target(manifest).name,

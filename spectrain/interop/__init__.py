@@ -1,4 +1,7 @@
-"""Checkpoint layouts, one file a format. A new format is one module here and one entry in FORMATS."""
+"""Serving formats, which bundles are written in: one module here and one entry in FORMATS for every trainable family.
+
+What others write the same drafters in are layouts: see ``layouts``.
+"""
 
 from __future__ import annotations
 
@@ -30,6 +33,7 @@ __all__ = [
     "Served",
     "check_listing",
     "format_for",
+    "format_for_type",
     "format_of",
     "format_of_config",
     "list_files",
@@ -40,7 +44,10 @@ __all__ = [
 
 
 class Format(Protocol):
-    """What a module of this package offers."""
+    """What a module of this package offers that bundles of ``DRAFTER`` are written in; no other module has that class.
+
+    ``TAP_CONVENTION`` says how ``taps`` of the settings are counted; None goes with ``taps`` of None.
+    """
 
     NAME: str
     SERVED: Served
@@ -73,8 +80,20 @@ FORMATS = cast(tuple[Format, ...], (speculators_eagle3, eagle, medusa, language_
 
 
 def format_for(drafter: TrainableDrafter) -> Format:
-    """The serving format that bundles of this drafter are written in."""
-    return next(candidate for candidate in FORMATS if candidate.DRAFTER is type(drafter))
+    """The format that bundles of this drafter are written in."""
+    return format_for_type(type(drafter))
+
+
+def format_for_type(kind: type[TrainableDrafter]) -> Format:
+    """The format of a drafter class; SpectrainError where there is none, so that none of its drafters can be saved."""
+    for candidate in FORMATS:
+        if candidate.DRAFTER is kind:
+            return candidate
+    raise SpectrainError(
+        f"{kind.__name__} has no serving format, so no bundle of it can be written: write a module of "
+        f"spectrain/interop/ that states DRAFTER = {kind.__name__} and what else Format asks for, and add it to "
+        "interop.FORMATS"
+    )
 
 
 def format_of(folder: Path) -> Format:

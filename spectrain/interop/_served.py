@@ -8,11 +8,11 @@ from dataclasses import dataclass
 @dataclass(frozen=True)
 class Served:
     """vLLM's method of its speculative_config (without one it goes by the name of the folder), SGLang's algorithm, and
-    the layout that SGLang needs a bundle in (None: the bundle as it is). None in place of SGLang's name: it has no such
-    drafters. ``assistant``: transformers' generate takes it. ``most`` is the key of config.json that bounds the draft
-    tokens, where one does."""
+    the layout that SGLang needs a bundle in (None: the bundle as it is). None in place of a server's name: it has no
+    such drafters. ``assistant``: transformers' generate takes it. ``most`` is the key of config.json that bounds the
+    draft tokens, where one does."""
 
-    vllm: str
+    vllm: str | None
     sglang: str | None
     sglang_layout: str | None = None
     assistant: bool = False

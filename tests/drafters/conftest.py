@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from families import FAMILY_NAMES, TRAINABLE, named, ready_drafter, small_config
 
 from spectrain.data.batches import live_batch
 from spectrain.drafters import FAMILIES, TrainableDrafter
@@ -16,15 +17,6 @@ from spectrain.drafters.base import Committed, Drafter, DrafterConfig
 from spectrain.drafters.objective import DrafterLoss, LossConfig
 from spectrain.losses import depth_weights, supervised
 from spectrain.target import FeatureBatch, Features, Target
-
-FAMILY_NAMES = {config.model_fields["type"].default: config for config in FAMILIES}
-TRAINABLE = [config for config, family in FAMILIES.items() if issubclass(family, TrainableDrafter)]
-SMALL: dict[str, Any] = {"depths": 3, "draft_vocab_size": 16, "noise": 0.0}
-
-
-def small_config(kind: type[DrafterConfig], **settings: Any) -> Any:
-    """Defaults of a family, but a few depths, a draft vocabulary that a tiny target has, and no noise."""
-    return kind(**{name: value for name, value in {**SMALL, **settings}.items() if name in kind.model_fields})
 
 
 def small_drafter(target: Target, config: DrafterConfig, rows: list[Any], seed: int = 0) -> Any:
@@ -61,24 +53,6 @@ def train(drafter: TrainableDrafter, target: Target, batch: FeatureBatch, steps:
     return losses
 
 
-def ready_drafter(kind: type[DrafterConfig], target: Target, seed: int = 0, **settings: Any) -> Any:
-    """A drafter of this family that can decode: trained ones random, but far from undecided, and in float64."""
-    config = small_config(kind, **settings)
-    if kind not in TRAINABLE:
-        return FAMILIES[kind](config)  # type: ignore[call-arg]
-    torch.manual_seed(seed)
-    counts = torch.randint(1, 100, (target.vocab_size,))
-    drafter: Any = FAMILIES[kind].build(config, target, counts).double().eval()  # type: ignore[attr-defined]
-    with torch.no_grad():
-        for parameter in drafter.parameters():
-            if parameter.dim() > 1:
-                parameter.normal_(std=1.5 / parameter.shape[1] ** 0.5)
-            else:
-                parameter.add_(0.3 * torch.randn_like(parameter))
-    target.tap(drafter.tap_layers)
-    return drafter
-
-
 @lru_cache(maxsize=256)
 def _features(target: Target, taps: tuple[int, ...], text: tuple[int, ...]) -> Features:
     return target.forward(torch.tensor([text]))
@@ -111,7 +85,7 @@ def any_family(request):
     return FAMILY_NAMES[request.param]
 
 
-@pytest.fixture(params=TRAINABLE, ids=lambda kind: kind.model_fields["type"].default)
+@pytest.fixture(params=TRAINABLE, ids=named)
 def family(request):
     """The config class of every trainable family in the registry."""
     return request.param

@@ -38,11 +38,16 @@ def toy(family, tools, tiny_target, make_rows):
 def test_shapes_shifts_and_masks(toy):
     output, batch = toy.drafter(toy.batch), toy.batch
     columns = toy.target.vocab_size if output.columns_D is None else output.columns_D.numel()
-    assert tuple(depth.shift for depth in output.depths) == toy.drafter.shifts()
+    assert tuple(depth.shift for depth in output.depths) == toy.drafter.shifts(), "forward and shifts() disagree"
     for depth in output.depths:
-        assert depth.hidden_BTH.shape[:2] == batch.ids_BT.shape
-        assert depth.head_DH.shape == (columns, depth.hidden_BTH.shape[-1])
-        assert torch.equal(depth.mask_BT, supervised(batch.answer_BT, depth.shift))
+        assert depth.hidden_BTH.shape[:2] == batch.ids_BT.shape, "a state for every position"
+        assert depth.head_DH.shape == (columns, depth.hidden_BTH.shape[-1]), (
+            "head_DH has a row for every id of columns_D (None: for every row of the target's), as wide as the states"
+        )
+        assert torch.equal(depth.mask_BT, supervised(batch.answer_BT, depth.shift)), (
+            f"mask_BT is not supervised(batch.answer_BT, {depth.shift}): position t counts where tokens t+1 to "
+            f"t+{depth.shift} are all answers"
+        )
     if output.columns_D is not None:
         ids = output.columns_D.tolist()
         assert ids == sorted(set(ids))
@@ -51,7 +56,8 @@ def test_shapes_shifts_and_masks(toy):
 
 
 def test_a_config_knows_how_many_depths_are_trained(toy):
-    assert len(toy.drafter.shifts()) == toy.drafter.config.trained_depths
+    shifts, trained = toy.drafter.shifts(), toy.drafter.config.trained_depths
+    assert len(shifts) == trained, f"shifts() are {shifts}, but trained_depths of its config is {trained}: override it"
 
 
 def test_the_number_of_depths_can_be_overridden(toy):
@@ -109,7 +115,7 @@ def test_the_gradient_is_exactly_zero_outside_the_mask(toy):
     assert len(kept) == len(toy.drafter.shifts())
     for depth in kept:
         touched = depth.hidden_BTH.grad.abs().sum(-1) > 0
-        assert torch.equal(touched, depth.mask_BT)
+        assert torch.equal(touched, depth.mask_BT), "a gradient outside the mask, or none inside"
 
 
 def test_what_lies_behind_the_answers_changes_nothing(toy):

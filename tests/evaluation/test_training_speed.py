@@ -6,17 +6,15 @@ from typing import get_args
 
 import pytest
 import torch
+from families import TRAINABLE
 
 from spectrain import cli
 from spectrain.config import load_recipe
-from spectrain.drafters import FAMILIES
 from spectrain.drafters.objective import DrafterLoss, LossConfig
 from spectrain.errors import SpectrainError
 from spectrain.evaluation import training_speed
 from spectrain.evaluation.training_speed import ALL_LOGITS, CHUNKED, WAYS, AllLogits, Job, Step, render
 from spectrain.training_benchmark import training
-
-TRAINABLE = [kind for kind in FAMILIES if kind().trainable]
 
 
 def job(chat_folder, kind, **fields):

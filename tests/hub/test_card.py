@@ -17,6 +17,7 @@ from spectrain.files import file_digest
 from spectrain.hub import gather
 from spectrain.hub.card import serving
 from spectrain.identity import target_identity
+from spectrain.interop import Served, speculators_eagle3
 from spectrain.manifest import MANIFEST_FILE, read_manifest
 from spectrain.target import load_target
 
@@ -135,6 +136,14 @@ def test_a_bundle_without_a_recipe_has_no_empty_table(request_of, bundle):
 def test_what_serves_each_format():
     (line,) = serving("org/d", "org/t", "c" * 40, False, "draft_model", 5)
     assert line.endswith("""'{"method": "draft_model", "model": "org/d", "num_speculative_tokens": 5}'""")
+
+
+def test_what_no_server_takes_is_not_said_to_be_served(request_of, monkeypatch):
+    monkeypatch.setattr(speculators_eagle3, "SERVED", Served(None, None))
+    card = gather(request_of()).card
+    assert "vllm serve" not in card
+    assert "vLLM has no such drafters." in card
+    assert "vllm" not in ModelCard(card).data.tags
 
 
 def test_a_faster_baseline_is_not_hidden(request_of, bundle):

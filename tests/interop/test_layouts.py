@@ -3,23 +3,26 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from pathlib import Path
 
 import pytest
 import torch
+from families import TRAINABLE, named, small_config
 from safetensors.torch import load_file, save_file
 
 from spectrain import generate, interop, load_bundle
 from spectrain.bundle import ADDED_LATER, load_drafter, read_bundle, save_drafter
+from spectrain.drafters import FAMILIES
 from spectrain.drafters.eagle import EagleConfig, EagleDrafter
 from spectrain.drafters.eagle3 import Eagle3Config, Eagle3Drafter
 from spectrain.drafters.language_model import LanguageModelConfig, LanguageModelDrafter
 from spectrain.drafters.medusa import MedusaConfig, MedusaDrafter
 from spectrain.errors import SpectrainError
 from spectrain.exchange import export_checkpoint, import_checkpoint
-from spectrain.interop.layouts import LAYOUTS, TargetParts, layouts_of
-from spectrain.manifest import MANIFEST_FILE, read_manifest
+from spectrain.interop.layouts import LAYOUTS, TargetParts, layout_named
+from spectrain.manifest import MANIFEST_FILE
 from spectrain.reload import answers
 from spectrain.shapes import StaticTree
 
@@ -33,12 +36,15 @@ DRAFTERS = {
     "medusa own": (MedusaDrafter, MedusaConfig(heads=2, head="own")),
     "language_model": (LanguageModelDrafter, LanguageModelConfig(layers=(0, 7))),
 }
-FORMATS = {format_.DRAFTER: format_.NAME for format_ in interop.FORMATS}
+# A family that is not among them comes as it is by default.
+DRAFTERS |= {named(kind): (FAMILIES[kind], small_config(kind)) for kind in TRAINABLE
+             if FAMILIES[kind] not in {kind for kind, _ in DRAFTERS.values()}}  # fmt: skip
 WAYS = [
     (drafter, layout.NAME)
     for drafter, (kind, _) in DRAFTERS.items()
-    for layout in layouts_of(FORMATS[kind])
-    if (drafter, layout.NAME) != ("eagle3 own embedding", "sglang-eagle3")
+    for layout in LAYOUTS
+    if layout.FORMAT in {format_.NAME for format_ in interop.FORMATS if format_.DRAFTER is kind}
+    and (drafter, layout.NAME) != ("eagle3 own embedding", "sglang-eagle3")
 ]
 
 
@@ -301,30 +307,39 @@ def test_what_the_speculators_library_saves(write, read, chat_target, tmp_path):
     assert any("not this target's either" in note for note in notes)
 
 
-@pytest.mark.parametrize(
-    ("drafter", "layout", "file", "name"),
-    [
-        ("eagle3", "sglang-eagle3", "model.safetensors", "midlayer.mlp.up_proj.weight"),
-        ("eagle3", "vllm-eagle3", "model.safetensors", "layers.0.mlp.up_proj.weight"),
-        ("eagle", "eagle", "model.safetensors", "layers.0.self_attn.q_proj.weight"),
-        ("eagle", "vllm-eagle", "model.safetensors", "fc.weight"),
-        ("medusa own", "medusa", "medusa_lm_head.safetensors", "1.0.linear.bias"),
-        ("medusa own", "vllm-medusa", "model.safetensors", "blocks.1.layers.0.bias"),
-        ("language_model", "transformers", "model.safetensors", "model.layers.1.mlp.up_proj.weight"),
-    ],
-)
-def test_missing_extra_and_misshapen_tensors_are_named(write, read, drafter, layout, file, name):
-    exported = write(drafter, layout)
+def refusal(read, folder):
+    """Why a checkpoint is not imported; None: it is."""
+    try:
+        read(folder)
+    except SpectrainError as error:
+        return str(error)
+
+
+def own_matrix(tensors, target):
+    """The name of a weight that is no copy of the target's embedding or head, which may be left out or be another's."""
+    borrowed = {tuple(target.embedding_weight.shape), tuple(target.head_weight.shape)}
+    names = [name for name, tensor in tensors.items() if tensor.dim() == 2 and tuple(tensor.shape) not in borrowed]
+    assert names, "the checkpoint has no matrix of its own to leave out"
+    return max(names)
+
+
+@pytest.mark.parametrize(("drafter", "layout"), WAYS)
+def test_missing_extra_and_misshapen_tensors_are_named(write, read, chat_target, drafter, layout):
+    exported, file = write(drafter, layout), layout_named(layout).WEIGHTS
     good = load_file(exported / file)
-    for change, match in (
-        (lambda tensors: tensors.pop(name), f"tensor {name} is missing"),
-        (lambda tensors: tensors.update({f"{name}s": torch.zeros(2)}), f"unknown tensor {name}s"),
-        (lambda tensors: tensors.update({name: torch.zeros(2, 3)}), rf"tensor {name} is \[2, 3\]"),
-    ):
+    name = own_matrix(good, chat_target)
+    for change, what, match in (
+        (lambda tensors: tensors.pop(name), f"without {name}", re.escape(name)),
+        (lambda tensors: tensors.update({f"{name}s": torch.zeros(2)}), f"with {name}s", re.escape(f"{name}s")),
+        (lambda tensors: tensors.update({"extra": torch.zeros(2)}), "with a tensor more", "extra"),
+        (lambda tensors: tensors.update({name: torch.zeros(2, 3)}), f"{name} of another shape",
+         rf"{re.escape(name)} is \[2, 3\]"),
+    ):  # fmt: skip
         save_file(good, exported / file)
         change_tensors(exported, change, file)
-        with pytest.raises(SpectrainError, match=match):
-            read(exported)
+        message = refusal(read, exported)
+        assert message, f"{layout} {what} was imported: to_native has to refuse what is missing, extra or misshapen"
+        assert re.search(match, message), f"{layout} {what}: the message has to name the tensor: {message}"
 
 
 def test_a_whole_draft_vocabulary_needs_no_maps(write, read, chat_target, tmp_path):
@@ -440,7 +455,7 @@ def test_formats_refuse_what_they_cannot_hold(bundles, chat_target, tmp_path):
         assert not (tmp_path / "x").exists()
 
     refuse("eagle3 own embedding", "sglang-eagle3", "embedding of its own, which sglang-eagle3 cannot hold")
-    refuse("eagle3", "medusa", "medusa holds Medusa heads.*eagle3 drafter; it can be written as sglang-eagle3")
+    refuse("eagle3", "medusa", "medusa holds Medusa heads.* of type 'eagle3'; it can be written as sglang-eagle3")
     refuse("eagle3", "gguf", "there is no format 'gguf'; there are sglang-eagle3")
     (tmp_path / "full").mkdir()
     (tmp_path / "full/a").touch()
@@ -483,7 +498,15 @@ def test_models_as_older_versions_wrote_them(write, read, chat_target, tmp_path)
         read(exported)
 
 
-def test_every_serving_format_has_a_layout(bundles):
-    for drafter in DRAFTERS:
-        assert layouts_of(read_manifest(bundles / drafter).checkpoint_format)
-    assert len({layout.NAME for layout in LAYOUTS}) == len(LAYOUTS)
+def test_every_drafter_of_a_format_and_every_layout_is_run_here():
+    """Else what was added would be exported and imported by nobody."""
+    left_out = [f.DRAFTER.__name__ for f in interop.FORMATS if f.DRAFTER not in {kind for kind, _ in DRAFTERS.values()}]
+    assert not left_out, f"DRAFTERS has none of {left_out}"
+    left_out = {layout.NAME for layout in LAYOUTS} - {layout for _, layout in WAYS}
+    assert not left_out, f"no drafter of DRAFTERS is written in {left_out}"
+
+
+def test_a_family_without_layouts_says_so(bundles, chat_target, tmp_path, monkeypatch):
+    monkeypatch.setattr("spectrain.exchange.layouts_of", lambda format_name: ())
+    with pytest.raises(SpectrainError, match="a drafter of type 'eagle3'; there is no format of others for it"):
+        export_checkpoint(bundles / "eagle3", "medusa", tmp_path / "x", chat_target, verify=False)

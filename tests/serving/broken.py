@@ -43,6 +43,11 @@ def _head_left_out(tensors: dict[str, Tensor]) -> None:
         del tensors[name]
 
 
+def _embedding_rows_permuted(tensors: dict[str, Tensor]) -> None:
+    largest = max(tensors, key=lambda name: tensors[name].numel())
+    tensors[largest] = tensors[largest].roll(1, dims=0)
+
+
 # By the method that serves them.
 BREAKAGES: dict[str, dict[str, Change]] = {
     "eagle3": {
@@ -51,6 +56,7 @@ BREAKAGES: dict[str, dict[str, Change]] = {
         "fusion left out": _fusion_left_out,
     },
     "eagle": {"embedding and feature swapped": _halves_swapped},
+    "draft_model": {"embedding rows permuted": _embedding_rows_permuted},
     "medusa": {"heads swapped": _heads_swapped, "a head left out": _head_left_out},
 }
 
@@ -68,4 +74,4 @@ def break_bundle(bundle: Path, change: Change, folder: Path) -> Path:
 
 def breakages(bundle: Path) -> dict[str, Change]:
     """What can be broken in a bundle, by name."""
-    return BREAKAGES.get(format_of(bundle).SERVED.vllm, {})
+    return BREAKAGES.get(str(format_of(bundle).SERVED.vllm), {})

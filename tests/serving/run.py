@@ -118,6 +118,9 @@ def compare(
         for note in notes:
             print(f"note: {note}", flush=True)
         method = format_of(bundle).SERVED.vllm
+        if method is None:
+            print(f"note: vLLM has no such drafters: {bundle} is left out", flush=True)
+            continue
         ours = place.add(name, drafter, {"method": method, "model": str(bundle.resolve())})
         if place is not common:
             if place.plain == common.plain:

@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import torch
+import yaml
 from broken import BREAKAGES, break_bundle, breakages
+from families import TRAINABLE, named
 from safetensors.torch import load_file
+from small_bundles import RECIPES
 from verdict import Control, Finding, render_controls
+
+from spectrain.interop import FORMATS
 
 
 @pytest.mark.parametrize(("family", "what"), [(family, what) for family in BREAKAGES for what in BREAKAGES[family]])
@@ -17,6 +24,15 @@ def test_a_broken_bundle_has_other_weights_and_no_manifest_that_says_so(bundles,
     assert sorted(path.name for path in broken.iterdir()) == ["config.json", "model.safetensors"]
     assert any(name not in after or not torch.equal(before[name], after[name]) for name in before)
     assert all(after[name].shape == before[name].shape for name in after)
+
+
+def test_bundles_of_every_family_that_is_served_are_made_and_broken():
+    methods = {format_.SERVED.vllm for format_ in FORMATS} - {None}
+    assert methods == set(BREAKAGES), f"nothing is broken of {methods - set(BREAKAGES)}: BREAKAGES in broken.py"
+    folder = Path(__file__).parents[2] / "recipes" / "smollm2-135m-instruct"
+    made = {yaml.safe_load((folder / f"{name}.yaml").read_text())["drafter"]["type"] for name in RECIPES}
+    left_out = set(map(named, TRAINABLE)) - made
+    assert not left_out, f"no bundle of {left_out} is served: add a recipe to RECIPES in small_bundles.py"
 
 
 def test_what_is_broken_has_to_be_found_and_its_answers_are_plain_all_the_same():
