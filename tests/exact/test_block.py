@@ -269,11 +269,11 @@ def test_one_proposal_is_verified_as_token_wise():
         assert torch.equal(block.token, chain.token)
 
 
-def test_the_inputs_stay_as_they_were_and_ids_may_be_int32():
+def test_the_inputs_stay_as_they_were_and_ids_may_be_of_any_whole_type():
     inputs = random_round(batch=8, k=3, vocabulary=6, seed=3)
     before = [x.clone() for x in inputs]
     p, q, tokens, uniforms = inputs
-    one, other = verify_block(*inputs), verify_block(p, q, tokens.int(), uniforms)
+    one, other = verify_block(*inputs), verify_block(p, q, tokens.short(), uniforms)
     verify_block(p, None, tokens, uniforms, torch.tensor([3, 2, 1, 0] * 2))
     assert all(torch.equal(x, y) for x, y in zip(inputs, before, strict=True))
     assert torch.equal(one.accepted, other.accepted)

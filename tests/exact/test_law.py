@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from spectrain.errors import SpectrainError
 from spectrain.exact.law import (
+    acceptance,
     as_law,
     chain_round,
     expected_accepted,
@@ -109,6 +110,12 @@ def test_a_chosen_token_is_accepted_with_its_target_probability():
 def test_token_wise_verification_accepts_ten_ninths():
     p, q = as_law(["1/3", "2/3"]), as_law(["2/3", "1/3"])
     assert expected_accepted(chain_round(constant(p), constant(q), 2)) == Fraction(10, 9)
+
+
+def test_acceptance_is_that_of_the_kernel_also_where_q_is_zero():
+    half, quarter = Fraction(1, 2), Fraction(1, 4)
+    cases = [(0, 0), (0, half), (half, 0), (quarter, half), (half, half), (half, quarter)]
+    assert [acceptance(Fraction(p), Fraction(q)) for p, q in cases] == [0, 0, 1, half, 1, 1]
 
 
 def test_nothing_left_to_repair_falls_back_to_p():

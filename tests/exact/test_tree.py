@@ -438,13 +438,14 @@ def test_float32_rows_over_a_real_vocabulary(kind):
         assert (p[torch.arange(2), rows].gather(-1, result.token[:, None]) > 0).all()
 
 
-def test_the_inputs_stay_as_they_were_and_ids_may_be_int32():
+def test_the_inputs_stay_as_they_were_and_ids_may_be_of_any_whole_type():
     inputs = random_round(8, 7, 6, seed=6, parents=PARENTS)
     before = [x.clone() for x in inputs]
     p, q, tokens, uniforms = inputs
     parents = torch.tensor(PARENTS).expand(8, 7)
-    one, other = (verify_tree(p, q, *ids, uniforms) for ids in ((tokens, parents), (tokens.int(), parents.int())))
+    one, other = (verify_tree(p, q, *ids, uniforms) for ids in ((tokens, parents), (tokens.short(), parents.short())))
     verify_tree(p, None, tokens, parents, uniforms, torch.arange(8))
+    check_tree(p, q, tokens.short(), parents.short(), uniforms)
     assert all(torch.equal(x, y) for x, y in zip(inputs, before, strict=True))
     assert torch.equal(one.path, other.path)
     assert torch.equal(one.token, other.token)
@@ -477,7 +478,13 @@ def test_nothing_waits_for_the_device():
         ({"parents": lambda x: x[:, :6]}, "parents: found shape"),
         ({"parents": lambda x: x + 1}, "parents: found one that is no earlier node"),
         ({"parents": lambda x: x - 1}, "parents: found one that is no earlier node"),
+        ({"tokens": lambda x: x * 0 - 1}, r"tokens: found an id outside 0\.\.5"),
+        ({"tokens": lambda x: x * 0 + 6}, r"tokens: found an id outside 0\.\.5"),
+        ({"uniforms": lambda x: x[:, 1:]}, "uniforms: found shape"),
         ({"uniforms": lambda x: x + 1}, r"uniforms: found a value outside \[0, 1\)"),
+        ({"uniforms": torch.ones_like}, r"uniforms: found a value outside \[0, 1\)"),
+        ({"uniforms": lambda x: x * 0 - 0.5}, r"uniforms: found a value outside \[0, 1\)"),
+        ({"lengths": lambda x: x * 0 - 1}, r"lengths: found \[-1, -1, -1, -1\], expected 0\.\.7"),
         ({"lengths": lambda x: x + 1}, r"lengths: found \[8, 8, 8, 8\], expected 0\.\.7"),
         ({"lengths": lambda x: x[:2]}, "lengths: found shape"),
     ],
@@ -493,6 +500,19 @@ def test_calls_that_make_no_sense_are_refused_by_name(change, complaint):
     call[name] = wrong(call[name])
     with pytest.raises(SpectrainError, match=complaint):
         check_tree(*call.values(), replacement=False)
+
+
+@pytest.mark.parametrize("token", [0, 5])
+def test_calls_are_refused_where_q_is_zero_at_the_very_id_of_a_child(token):
+    p, _, _, uniforms = random_round(2, 2, 6, seed=9, parents=[-1, 0])
+    rows, tokens, parents = torch.eye(6, dtype=torch.float64), torch.full((2, 2), token), torch.tensor([[-1, 0]] * 2)
+    ids = torch.tensor([[token, token, (token - 1) % 6]] * 2)  # row 2 is that of a leaf, which nobody reads
+    check_tree(p, rows[ids], tokens, parents, uniforms)
+    for row in (0, 1):
+        wrong = rows[ids]
+        wrong[:, row] = rows[abs(token - 1)]
+        with pytest.raises(SpectrainError, match="q: found 0 for a proposed token"):
+            check_tree(p, wrong, tokens, parents, uniforms)
 
 
 def test_padding_is_not_checked():
