@@ -222,9 +222,21 @@ def test_a_prefix_that_went_all_the_way_is_kept_when_rounding_rejects_the_next_t
 
 def test_a_token_of_target_probability_zero_is_never_kept():
     p = torch.tensor([[[0.0, 1.0], [0.5, 0.5], [0.5, 0.5]]])
-    for q in (None, torch.tensor([[[1.0, 0.0], [0.5, 0.5]]])):
+    for q in (None, torch.tensor([[[1.0, 0.0], [0.5, 0.5]]]), torch.tensor([[[0.0, 1.0], [0.5, 0.5]]])):
         verdict = verify_block(p, q, torch.tensor([[0, 1]]), torch.zeros(1, 3, dtype=torch.float64))
         assert (verdict.accepted.item(), verdict.token.item()) == (0, 1)
+
+
+def test_float32_rows_are_summed_in_float64():
+    p, _, _, _ = random_round(batch=1, k=2, vocabulary=500, seed=6, dtype=torch.float32)
+    rows = p[0].double()
+    for first, second in ((a, b) for a in range(20) for b in range(20)):
+        reach = rows[0, first]
+        left = reach * (rows[1].sum() - rows[1, second])
+        edge = (left / (left + 1 - reach)).item()
+        for u, kept in ((edge * (1 - 1e-11), 1), (edge * (1 + 1e-11), 0)):
+            uniforms = torch.tensor([[u, 1 - 1e-12, 0.5]], dtype=torch.float64)
+            assert verify_block(p, None, torch.tensor([[first, second]]), uniforms).accepted.item() == kept
 
 
 def random_round(batch, k, vocabulary, seed, dtype=torch.float64):

@@ -204,7 +204,7 @@ def test_nothing_left_after_a_forced_rejection_draws_from_p():
 
 def test_a_token_of_target_probability_zero_is_never_accepted():
     p = torch.tensor([[[0.0, 1.0], [0.5, 0.5]]])
-    for q in (None, torch.tensor([[[1.0, 0.0]]])):
+    for q in (None, torch.tensor([[[1.0, 0.0]]]), torch.tensor([[[0.0, 1.0]]])):
         verdict = verify_chain(p, q, torch.tensor([[0]]), torch.zeros(1, 2, dtype=torch.float64))
         assert (verdict.accepted.item(), verdict.token.item()) == (0, 1)
 

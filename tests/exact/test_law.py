@@ -118,6 +118,22 @@ def test_acceptance_is_that_of_the_kernel_also_where_q_is_zero():
     assert [acceptance(Fraction(p), Fraction(q)) for p, q in cases] == [0, 0, 1, half, 1, 1]
 
 
+def test_sequences_by_hand():
+    """Both sides of the proofs above come from `sequence_law`: it must not be wrong, or empty, on both alike."""
+    laws = {(): as_law(["1/4", "3/4"]), (0,): as_law(["1/3", "2/3"]), (1,): as_law([1, 0])}
+    assert target_law(laws.__getitem__, 2) == {
+        (0, 0): Fraction(1, 12), (0, 1): Fraction(2, 12), (1, 0): Fraction(3, 4)
+    }  # fmt: skip
+    rounds = {
+        (): {(0, 1, 1): Fraction(1, 2), (1,): Fraction(1, 2)},
+        (1,): {(0,): Fraction(1, 3), (1, 0): Fraction(2, 3)},
+    }
+    assert sequence_law(rounds.__getitem__, 2) == {
+        (0, 1): Fraction(1, 2), (1, 0): Fraction(1, 6), (1, 1): Fraction(1, 3)
+    }  # fmt: skip
+    assert sequence_law(rounds.__getitem__, 0) == {(): 1}
+
+
 def test_nothing_left_to_repair_falls_back_to_p():
     p = as_law(["1/2", "1/2"])
     assert residual(p, p) == p

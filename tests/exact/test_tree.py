@@ -387,7 +387,7 @@ def test_nothing_left_after_a_forced_rejection_goes_on_with_p():
 
 def test_a_token_of_target_probability_zero_is_never_entered():
     p = torch.tensor([[[0.0, 1.0], [0.5, 0.5]]])
-    for q in (None, torch.tensor([[[1.0, 0.0], [0.5, 0.5]]])):
+    for q in (None, torch.tensor([[[1.0, 0.0], [0.5, 0.5]]]), torch.tensor([[[0.0, 1.0], [0.5, 0.5]]])):
         zeros = torch.zeros(1, 2, dtype=torch.float64)
         verdict = verify_tree(p, q, torch.tensor([[0]]), torch.tensor([[-1]]), zeros)
         assert (verdict.accepted.item(), verdict.token.item()) == (0, 1)
@@ -402,6 +402,33 @@ def test_greedy_laws_keep_the_path_of_the_target():
         verdict = verify_tree(p, q, tokens, parents, uniforms)
         assert verdict.path.tolist() == [[1, 3, 4, -1, -1]]
         assert verdict.token.item() == 4
+
+
+def test_float32_rows_are_tested_in_float64():
+    """Undrawn tokens are renormalised once a sibling failed: in float32 that would move the threshold by more."""
+    p, q, _, _ = random_round(1, 4, 6, seed=10, parents=[-1, -1, 0, 0])
+    p, q = p.float(), q.float()
+    for parents, row in (([-1, -1], 0), ([-1, 0, 0], 1)):
+        for first, second in ((a, b) for a in range(6) for b in range(6) if a != b):
+            left, law = p[0, row].double(), q[0, row].double()
+            undrawn = law.clone()
+            undrawn[first] = 0
+            undrawn = undrawn / undrawn.sum()
+            left = (left - law).clamp(min=0)
+            threshold = (left[second] / left.sum() / undrawn[second]).item()
+            if not (0 < threshold < 1 and p[0, row, first] < q[0, row, first]):
+                continue
+            tokens = torch.tensor([[first, second] if row == 0 else [0, first, second]])
+            for u, passes in ((threshold * (1 - 1e-11), True), (threshold * (1 + 1e-11), False)):
+                n = len(parents)
+                uniforms = torch.full((1, 5), 1 - 1e-12, dtype=torch.float64)
+                uniforms[0, 0] = 0.0 if row else 1 - 1e-12
+                uniforms[0, n - 1] = u
+                verdict = verify_tree(
+                    p[:, : n + 1], q[:, : n + 1], tokens, torch.tensor([parents]), uniforms[:, : n + 1],
+                    replacement=False,
+                )  # fmt: skip
+                assert (n - 1 in verdict.path.tolist()[0]) == passes
 
 
 def test_no_nodes_draw_from_p():

@@ -56,6 +56,17 @@ def test_the_threshold_is_that_of_the_paper():
         assert verdict.accepted.item() == accepted
 
 
+def test_the_entropy_is_summed_in_float64():
+    p = torch.rand(200, generator=torch.Generator().manual_seed(0)).softmax(-1)
+    law = p.double()
+    edge = (law[7] / torch.exp((law * law.log()).sum())).item()
+    for delta, accepted in ((edge * (1 - 1e-11), 1), (edge * (1 + 1e-11), 0)):
+        verdict = accept_typical_lossy(
+            p.expand(1, 2, 200), torch.tensor([[7]], dtype=torch.int16), torch.zeros(1), epsilon=1.0, delta=delta
+        )
+        assert verdict.accepted.item() == accepted
+
+
 def test_greedy_output_is_the_target_s():
     p = Sampler().probabilities(torch.eye(5)[[1, 2, 3, 4]])[None]
     verdict = accept_typical_lossy(p, torch.tensor([[1, 2, 0]]), torch.tensor([0.9]))
