@@ -33,7 +33,7 @@ import torch  # noqa: F401  (so that no mutant has to)
 
 PACKAGE, HERE = "spectrain.exact", Path(__file__).parent
 KNOWN = HERE / "exact" / "equivalent.txt"
-LAWS = "whole_sequences or never_shorter or ninths or biased or shortcuts"
+LAWS = "whole_sequences or never_shorter or ninths or vocabularies or biased or shortcuts"
 TESTS = {  # module: its test files and, where they hold more than its own, which tests of them (-k)
     "sampler": ("test_sampler", ""),
     "penalties": ("test_penalties", ""),

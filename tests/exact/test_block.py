@@ -76,6 +76,11 @@ def test_the_accepted_prefix_is_never_shorter_than_token_wise(p, q, k):
     assert block_round(p.__getitem__, chosen, k) == chain_round(p.__getitem__, chosen, k)
 
 
+def test_laws_of_two_vocabularies_have_no_excess():
+    with pytest.raises(ValueError, match="zip"):
+        excess(Fraction(1), point(0, 2), point(0, 3))
+
+
 def test_eleven_ninths_against_ten_ninths():
     p, q = as_law(["1/3", "2/3"]), as_law(["2/3", "1/3"])
     block = block_round(constant(p), constant(q), 2)

@@ -351,6 +351,10 @@ def test_laws_pass():
     check_probabilities(torch.tensor([[0.5, 0.3, 0.2], [0.5, 0.3, 0.2 + 5e-13]], dtype=torch.float64), "p")
     check_probabilities(torch.eye(4), "p")  # float32 is fine where it is exact
     check_chain(*random_round(batch=4, k=3, vocabulary=6, seed=6))
+    with pytest.raises(SpectrainError, match=r"found a row of sum 1\.00000000"):
+        check_probabilities(torch.tensor([1.0, 1e-9]), "p")  # in float32 its sum would be 1
+    p, q, tokens, uniforms = random_round(batch=4, k=3, vocabulary=6, seed=6)
+    check_chain(p, q, tokens, uniforms.clone().fill_(0.0))
     for wrong in (torch.eye(4).long(), torch.tensor(1.0), torch.empty(2, 3, 0)):
         with pytest.raises(SpectrainError, match="floating-point rows"):
             check_probabilities(wrong, "p")
@@ -371,6 +375,9 @@ def test_laws_pass():
         ({"tokens": lambda x: x * 0 - 1}, r"tokens: found an id outside 0\.\.5"),
         ({"tokens": lambda x: x * 0 + 6}, r"tokens: found an id outside 0\.\.5"),
         ({"uniforms": lambda x: x + 1}, r"uniforms: found a value outside \[0, 1\)"),
+        ({"p": lambda x: x[0, 0, 0]}, r"p: found shape \[\], expected \[B, K\+1, V\]"),
+        ({"uniforms": lambda x: x.index_fill(1, torch.tensor(3), 1.0)}, r"uniforms: found a value outside \[0, 1\)"),
+        ({"lengths": lambda x: x + torch.arange(4) // 3}, r"lengths: found \[3, 3, 3, 4\], expected 0\.\.3"),
         ({"uniforms": torch.ones_like}, r"uniforms: found a value outside \[0, 1\)"),
         ({"uniforms": lambda x: x * 0 - 0.5}, r"uniforms: found a value outside \[0, 1\)"),
         ({"lengths": lambda x: x * 0 - 1}, r"lengths: found \[-1, -1, -1, -1\], expected 0\.\.3"),
@@ -403,4 +410,6 @@ def test_padding_is_not_checked():
     p, q, tokens, uniforms = random_round(batch=4, k=3, vocabulary=6, seed=8)
     lengths = torch.tensor([0, 1, 2, 3])
     padding = torch.arange(3) >= lengths[:, None]
-    check_chain(p, q.masked_fill(padding[..., None], 0.0), tokens.masked_fill(padding, -1), uniforms, lengths)
+    for anything in (-1, 99):
+        filled = tokens.masked_fill(padding, anything)
+        check_chain(p, q.masked_fill(padding[..., None], 0.0), filled, uniforms, lengths)

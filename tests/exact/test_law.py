@@ -137,6 +137,12 @@ def test_sequences_by_hand():
 def test_nothing_left_to_repair_falls_back_to_p():
     p = as_law(["1/2", "1/2"])
     assert residual(p, p) == p
+    assert all(chain_round(constant(p), constant(p), 2).values())  # and no repair is listed with a weight of 0
+
+
+def test_laws_of_two_vocabularies_have_no_residual():
+    with pytest.raises(ValueError, match="zip"):
+        residual(point(0, 2), point(0, 3))
 
 
 def test_total_variation():

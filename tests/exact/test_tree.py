@@ -509,6 +509,9 @@ def test_nothing_waits_for_the_device():
         ({"tokens": lambda x: x * 0 + 6}, r"tokens: found an id outside 0\.\.5"),
         ({"uniforms": lambda x: x[:, 1:]}, "uniforms: found shape"),
         ({"uniforms": lambda x: x + 1}, r"uniforms: found a value outside \[0, 1\)"),
+        ({"p": lambda x: x[0, 0, 0]}, r"p: found shape \[\], expected \[B, N\+1, V\]"),
+        ({"uniforms": lambda x: x.index_fill(1, torch.tensor(3), 1.0)}, r"uniforms: found a value outside \[0, 1\)"),
+        ({"lengths": lambda x: x + torch.arange(4) // 3}, r"lengths: found \[7, 7, 7, 8\], expected 0\.\.7"),
         ({"uniforms": torch.ones_like}, r"uniforms: found a value outside \[0, 1\)"),
         ({"uniforms": lambda x: x * 0 - 0.5}, r"uniforms: found a value outside \[0, 1\)"),
         ({"lengths": lambda x: x * 0 - 1}, r"lengths: found \[-1, -1, -1, -1\], expected 0\.\.7"),
@@ -548,4 +551,5 @@ def test_padding_is_not_checked():
     padding = torch.arange(7) >= lengths[:, None]
     p[:, 1:].masked_fill_(padding[..., None], math.nan)
     parents = torch.tensor(PARENTS).expand(4, 7).masked_fill(padding, 99)
-    check_tree(p, q, tokens.masked_fill(padding, -1), parents, uniforms, lengths)
+    for anything in (-1, 99):
+        check_tree(p, q, tokens.masked_fill(padding, anything), parents, uniforms * 0, lengths)
