@@ -158,6 +158,19 @@ def test_shortcuts_have_a_law_that_is_not_p(name):
         assert first_token_law(outcomes, 4) == as_law(law) != P
 
 
+def test_shortcuts_go_by_confidence_and_not_by_id():
+    q = constant(as_law([".2", ".3", ".5"]))
+    assert by_confidence(q)(()) == [2, 1, 0]
+    assert by_confidence(constant(as_law([".2", ".4", ".4"])))(()) == [1, 2, 0]
+    assert resorted(q).drawn((), 2) == {
+        (1, 0): Fraction(3, 10) * Fraction(2, 7) + Fraction(2, 10) * Fraction(3, 8),
+        (2, 0): Fraction(5, 10) * Fraction(2, 5) + Fraction(2, 10) * Fraction(5, 8),
+        (2, 1): Fraction(5, 10) * Fraction(3, 5) + Fraction(3, 10) * Fraction(5, 7),
+    }
+    even = constant(as_law(["1/3"] * 3))
+    assert pruned(even).drawn((), 2) == independent(even).drawn((), 2)  # the average itself stays
+
+
 def test_a_residual_that_goes_on_as_the_law_of_a_child_is_biased():
     def wrong(p_BMV, q_BMV, *arguments, **options):
         p_BMV = p_BMV.clone()
