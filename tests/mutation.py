@@ -65,7 +65,7 @@ SKIPPED = (ast.Raise, ast.JoinedStr, ast.Import, ast.ImportFrom)
 class Mutant:
     module: str
     line: int
-    text: str  # its place and what is put for what; numbered where a function has several like it
+    text: str  # its function and what is put for what; numbered where that has several like it
     old: ast.AST
     new: ast.AST
 
@@ -73,27 +73,35 @@ class Mutant:
 def mutants(module: str, tree: ast.Module) -> Iterator[Mutant]:
     seen: Counter[str] = Counter()
 
-    def mutant(place: str, old: ast.AST, new: ast.AST) -> Mutant:
-        text = f"{module}:{place}: " + " -> ".join(ast.unparse(node).partition("\n")[0] for node in (old, new))
+    def mutant(place: str, around: ast.AST, old: ast.AST, new: ast.AST) -> Mutant:
+        text = f"{module}:{place}: {first_line(old)} -> {first_line(new)}"
+        if isinstance(old, ast.Constant):
+            text += f" in {first_line(around)}"
         seen[text] += 1
         return Mutant(module, old.lineno, text + (f" ({seen[text]})" if seen[text] > 1 else ""), old, new)
 
-    def walk(node: ast.AST, place: str) -> Iterator[Mutant]:
+    def walk(node: ast.AST, place: str, around: ast.AST) -> Iterator[Mutant]:
         if isinstance(node, SKIPPED):
             return
         if isinstance(node, ast.FunctionDef | ast.ClassDef):
             place = f"{place}.{node.name}".lstrip(".")
         for new in variants(node):
-            yield mutant(place, node, ast.copy_location(new, node))
+            yield mutant(place, around, node, ast.copy_location(new, node))
+        if not isinstance(node, ast.UnaryOp | ast.Slice | ast.Tuple | ast.keyword):
+            around = node
         for field, value in ast.iter_fields(node):
             if field in ("annotation", "returns", "decorator_list"):
                 continue
             for child in value if isinstance(value, list) else [value]:
                 documents = isinstance(child, ast.Expr) and isinstance(child.value, ast.Constant)
                 if isinstance(child, ast.AST) and not documents and not is_dimension(node, child):
-                    yield from walk(child, place)
+                    yield from walk(child, place, around)
 
-    yield from walk(tree, "")
+    yield from walk(tree, "", tree)
+
+
+def first_line(node: ast.AST) -> str:
+    return ast.unparse(node).partition("\n")[0]
 
 
 def variants(node: ast.AST) -> Iterator[ast.AST]:
@@ -235,6 +243,8 @@ def main() -> None:
         path = HERE.parent / PACKAGE.replace(".", "/") / f"{module.replace('.', '/')}.py"
         tree = ast.parse(path.read_text())
         every = list(mutants(module, tree))
+        if gone := {text for text in known if text.startswith(f"{module}:")} - {mutant.text for mutant in every}:
+            sys.exit(f"{KNOWN}: {min(gone)}: there is no such mutant any more; take the line out")
         drawn = random.Random(options.seed).sample(every, round(options.share * len(every)))
         counts: Counter[str] = Counter()
         for mutant in sorted(drawn, key=lambda mutant: mutant.line):

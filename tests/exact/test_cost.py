@@ -49,6 +49,7 @@ def test_best_k_is_the_best_of_all_and_zero_means_off():
     assert best.speedup == pytest.approx(max(every.values()))
     assert best_k(geometric_survival(0.1, 12), 0.2) == Choice(0, 1.0)
     assert best_k([], 0.1) == Choice(0, 1.0)
+    assert best_k([0.0], 1.0, 0.5) == Choice(0, 1.0)  # off is plain decoding, whatever a verification costs
     assert best_k([0.0], 0.0) == Choice(0, 1.0)  # a draft that costs nothing and gains nothing
     assert best_k([1.0, 1.0], 1.0, [1.0, 0.5, 0.25]).k == 1  # 2/1.5 and 3/2.25: the shortest of equals
     # two- and three-token forwards that are slower than four: the verification cost moves the best length
@@ -89,6 +90,7 @@ def test_break_even_cost_is_where_the_speedup_is_one():
     assert speedup(2.4, 3, c, 1.5) == pytest.approx(1)
     assert break_even_cost(1.4, 3, 1.5) is None  # verification alone costs more
     assert break_even_cost(1.5, 3, 1.5) == 0.0
+    assert break_even_cost(2.5, 3) == 0.5  # verification costs a plain step
     assert break_even_cost(1.5, 1, 1.25) == 0.25
     with pytest.raises(SpectrainError, match="k: found 0"):
         break_even_cost(1.4, 0)
@@ -100,6 +102,7 @@ def test_a_table_of_every_length():
     assert [row.tokens_per_round for row in rows] == pytest.approx([1.8, 2.4, 2.9])
     assert [row.round_cost for row in rows] == pytest.approx([1.3, 1.6, 1.6])
     assert [row.speedup for row in rows] == pytest.approx([1.8 / 1.3, 2.4 / 1.6, 2.9 / 1.6])
+    assert by_length([0.8], 0.1)[0].round_cost == pytest.approx(1.1)
     assert rows[0].break_even_alpha == pytest.approx(0.3)
     assert rows[2].break_even_c == pytest.approx(1.6 / 3)
 
@@ -112,6 +115,8 @@ def test_costs_lie_between_those_measured():
 def test_impossible_numbers_are_refused():
     with pytest.raises(SpectrainError, match=r"alpha: found 1\.2"):
         expected_tokens(1.2, 3)
+    with pytest.raises(SpectrainError, match=r"alpha: found -0\.2"):
+        expected_tokens(-0.2, 3)
     with pytest.raises(SpectrainError, match="k: found -1"):
         expected_tokens(0.5, -1)
     with pytest.raises(SpectrainError, match="multiplied up"):
