@@ -3,6 +3,9 @@
 # make test         the whole suite, slow tests included
 # make test-serving bundles of every family served by vLLM, compared with spectrain (downloads 3.4 GB the first time);
 #                   BUNDLES="runs/a/bundle runs/b/bundle" for your own, else small ones are trained
+# make coverage     branches of exact/, identity, decoding, bundle and manifest that their tests take; less than 95% fails
+# make mutants      small faults put into exact/, one at a time: the tests have to find each
+#                   (MODULES="sampler verify.tree" and SHARE=0.2 for some)
 # make check        lint, types, import contract
 
 PYTHON ?= python3.11
@@ -13,8 +16,11 @@ QUICKSTART := recipes/smollm2-135m-instruct/quickstart.yaml
 WORKERS ?= 2
 SERVING ?= .venv-serving
 BUNDLES ?=
+COVERED := tests/exact tests/decoding tests/test_identity.py tests/test_identity_mutations.py tests/test_bundle.py
+MODULES ?=
+SHARE ?= 1
 
-.PHONY: install target quickstart evaluate report test test-fast test-serving check format clean
+.PHONY: install target quickstart evaluate report test test-fast test-serving coverage mutants check format clean
 
 install: $(VENV)/.installed
 
@@ -50,6 +56,12 @@ test-fast: install
 # Not part of `test`: it needs the server's own environment. Skipped, and said so, where that cannot be had.
 test-serving: install target
 	$(BIN)/python tests/serving/run.py --target $(TARGET) --environment $(SERVING) --bundles $(BUNDLES)
+
+coverage: install
+	OMP_NUM_THREADS=1 $(BIN)/pytest -n $(WORKERS) -m "not slow" --cov --cov-report=term-missing $(COVERED)
+
+mutants: install
+	OMP_NUM_THREADS=1 $(BIN)/python tests/mutation.py $(MODULES) --share $(SHARE)
 
 check: install
 	$(BIN)/ruff check .

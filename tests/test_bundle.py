@@ -10,12 +10,23 @@ from huggingface_hub.errors import LocalEntryNotFoundError
 from transformers import configuration_utils
 
 from spectrain import bundle, interop
-from spectrain.bundle import check_pairing, read_bundle, resolve_bundle, save_bundle
+from spectrain.bundle import check_pairing, load_drafter, read_bundle, resolve_bundle, save_bundle, save_drafter
+from spectrain.drafters.eagle import EagleConfig, EagleDrafter
 from spectrain.errors import SpectrainError
 from spectrain.files import file_digest, json_digest
 from spectrain.identity import TargetIdentity, tokenizer_identity
 from spectrain.interop import speculators_eagle3
-from spectrain.manifest import MANIFEST_FILE, chose_the_step, publishable, read_manifest, with_target
+from spectrain.manifest import (
+    MANIFEST_FILE,
+    chose_the_step,
+    public_target,
+    publishable,
+    read_manifest,
+    target_of,
+    target_record,
+    template_kwargs,
+    with_target,
+)
 
 TARGET = TargetIdentity("LlamaForCausalLM", "c" * 64, "w" * 64, "org/target", "abc")
 
@@ -79,6 +90,54 @@ def test_what_is_saved_is_read_back(folder, make_eagle3, make_tokenizer):
     identity = tokenizer_identity(make_tokenizer())
     assert manifest.tokenizer.decode_digest == identity.decode_digest
     assert contents.notes == ()
+
+
+def test_a_drafter_comes_back_bound_to_its_target_and_to_no_other(chat_target, tmp_path):
+    drafter = EagleDrafter.build(EagleConfig(depths=2), chat_target, None)
+    facts = {"sampler": {"temperature": 0.0}, "recipe": {"data": {"chat_template_kwargs": {"x": 1}}}}
+    save_drafter(tmp_path / "b", drafter, target=chat_target.identity(), tokenizer=chat_target.tokenizer,
+                 data_digests={}, eos_ids=chat_target.eos_ids, **facts)  # fmt: skip
+    loaded, contents, notes = load_drafter(tmp_path / "b", chat_target)
+    assert (notes, loaded.training) == ((), False)
+    assert {name: tensor.tolist() for name, tensor in loaded.state_dict().items()} == {
+        name: tensor.tolist() for name, tensor in drafter.state_dict().items()
+    }
+    assert loaded.head().data_ptr() == chat_target.head_weight.data_ptr()
+    manifest = contents.manifest
+    assert template_kwargs(manifest) == {"x": 1}
+    assert target_record(tmp_path / "b", manifest) == manifest.target
+    edit_manifest(tmp_path / "b", lambda manifest: manifest["target"].update(weights_digest="0" * 64))
+    with pytest.raises(SpectrainError, match=r"does not fit this target .*weights_digest"):
+        load_drafter(tmp_path / "b", chat_target)
+
+
+def test_a_target_in_the_bundle_has_an_origin_and_has_to_be_whole(save, tmp_path):
+    def write_more(folder):
+        (folder / "target").mkdir()
+        (folder / "target" / "config.json").write_text("{}")
+
+    origin = TargetIdentity("LlamaForCausalLM", "c" * 64, "o" * 64, "org/origin", "1")
+    folder = tmp_path / "own"
+    save(folder, target=origin)
+    manifest = read_manifest(folder)
+    assert target_of(folder, manifest) == "org/origin"
+    assert public_target(manifest) == manifest.target
+    assert template_kwargs(manifest) == {}
+    write_more(folder)
+    digest = file_digest(folder / "target" / "config.json")
+    edit_manifest(folder, lambda manifest: manifest["files"].update({"target/config.json": digest}))
+    refuse(folder, "derived_from and the files of target/ belong together")
+    edit_manifest(
+        folder, lambda manifest: manifest.update(derived_from={**manifest["target"], "weights_digest": "n" * 64})
+    )
+    manifest = read_manifest(folder)
+    assert target_of(folder, manifest) == target_record(folder, manifest).name == str(folder / "target")
+    assert public_target(manifest) == manifest.derived_from != manifest.target
+    (folder / "target" / "config.json").unlink()
+    with pytest.raises(
+        SpectrainError, match=r"is incomplete: target/config\.json, a file of its own target, is missing"
+    ):
+        target_of(folder, manifest)
 
 
 def test_half_precision_is_recorded(save, make_eagle3, tmp_path):

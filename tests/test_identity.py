@@ -232,6 +232,12 @@ def test_text_of_added_tokens_is_read_as_text_or_as_the_token(original, make_tok
     assert [text.split(":")[0] for text in found.differences] == ["encodings"]
 
 
+def test_another_cut_of_the_added_tokens_is_explained(original):
+    ids = original.components["added_encodings"]
+    found = compare(original, TokenizerIdentity({**original.components, "added_encodings": ids[:-1]}))
+    assert str(found.first_difference).startswith("added_encodings: text of the added tokens splits differently")
+
+
 def test_ids_that_are_added_around_a_prompt():
     assert tokenizer_identity(build(form("word_piece"))).components["frame"] == {"before": [1], "after": [2]}
     assert tokenizer_identity(build(form("word_level"))).components["frame"] == {"before": [], "after": []}
@@ -251,6 +257,29 @@ def test_every_kind_of_model_has_an_identity_that_survives_saving(kind, tmp_path
     for other in BUILT:
         if other != kind:
             assert compare(identity, tokenizer_identity(build(form(other)))).level == "different"
+
+
+def test_an_error_of_a_tokenizer_that_is_no_missing_token_is_not_hidden(make_tokenizer, monkeypatch):
+    def broken(*arguments, **options):
+        raise MemoryError
+
+    tokenizer = make_tokenizer()
+    monkeypatch.setattr(type(tokenizer), "encode", broken)
+    with pytest.raises(MemoryError):
+        tokenizer_identity(tokenizer)
+
+
+def test_several_templates_are_compared_by_name_and_without_line_ends(make_tokenizer):
+    def templates(**named):
+        tokenizer = make_tokenizer()
+        tokenizer.chat_template = named
+        return tokenizer_identity(tokenizer)
+
+    assert compare(templates(default="a\nb", tools="c"), templates(default="a\r\nb", tools="c")).level == "identical"
+    for other in (templates(default="a\nb", tools="d"), templates(default="a\nb", rag="c")):
+        found = compare(templates(default="a\nb", tools="c"), other)
+        assert found.level == "compatible"
+        assert "chat_template" in str(found.first_difference)
 
 
 def test_a_tokenizer_that_has_no_token_for_a_text_still_has_an_identity():
@@ -340,6 +369,8 @@ def test_a_target_is_its_function_not_its_name(weights, tmp_path):
     other = {**weights, "half": weights["half"] + 1}
     d = target_identity(write_target(tmp_path / "d", other))
     assert str(compare_targets(a, d).first_difference).startswith("target weights_digest: ")
+    assert a.digest == b.digest
+    assert len({a.digest, c.digest, d.digest}) == 3
     revised = TargetIdentity(a.architecture, a.config_digest, a.weights_digest, "org/a", "r2")
     assert compare_targets(a, revised).level == "compatible"
     assert "r1 against r2" in str(compare_targets(a, revised).first_difference)

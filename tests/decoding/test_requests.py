@@ -3,6 +3,7 @@
 import pytest
 
 from spectrain.decoding import generate, generate_plain
+from spectrain.decoding.requests import stream_seed
 from spectrain.drafters.base import Drafter, Proposal
 from spectrain.drafters.growth import GrowingDrafter
 from spectrain.errors import SpectrainError
@@ -18,6 +19,11 @@ GREEDY = Sampler()
         ({"prompt": []}, "the prompt has no tokens"),
         ({"prompt": [1, 24]}, "prompt id 24 does not exist; the tokenizer has ids 0 to 23"),
         ({"prompt": [-1]}, "prompt id -1 does not exist"),
+        ({"prompt": [1, "2"]}, "the prompt holds '2'; expected token ids, whole numbers"),
+        ({"prompt": [1, 2.0]}, "the prompt holds 2.0; expected token ids"),
+        ({"eos": "2"}, "eos_ids '2': expected a list of token ids"),
+        ({"eos": 2}, "eos_ids 2: expected a list of token ids"),
+        ({"penalties": {"repetition": 1.1}}, r"penalties .*: expected Penalties\(repetition=1.1\)"),
         ({"count": 121}, "a prompt of 8 tokens and 121 new ones exceed the target's context of 128"),
     ],
 )
@@ -28,6 +34,23 @@ def test_requests_that_cannot_be_met_are_refused(tiny_target, tools, change, mes
     for shape in tools.SHAPES.values():
         with pytest.raises(SpectrainError, match=message):
             tools.one(target, tools.SelfDrafter(target), shape, **change)
+
+
+@pytest.mark.parametrize("seed", [-1, 2**63, 1.5, True, "7"])
+def test_seeds_that_no_stream_can_have_are_refused(tiny_target, tools, seed):
+    target = tiny_target(layers=2)
+    with pytest.raises(SpectrainError, match=f"seed {seed!r}: expected a whole number from 0"):
+        tools.batch(target, None, None, [[1]], 2, seeds=[seed])
+    with pytest.raises(SpectrainError, match="1 prompts and 2 seeds; expected one seed for each prompt"):
+        tools.batch(target, None, None, [[1]], 2, seeds=[0, 1])
+    assert len(tools.batch(target, None, None, [[1]], 2, seeds=[2**63 - 1])[0].tokens) == 2
+
+
+def test_seeds_of_requests_depend_on_every_part_and_fit_a_stream():
+    seeds = {stream_seed(*parts) for parts in ((0, "a", 1), (0, "a", 2), (1, "a", 1), (0, "b", 1), (0,), ())}
+    assert len(seeds) == 6
+    assert all(0 <= seed < 2**56 for seed in seeds)
+    assert stream_seed(0, "a", 1) == stream_seed("0", "a", "1") == 29730136457841292
 
 
 LONGROPE = {"rope_type": "longrope", "rope_theta": 10000.0, "factor": 4.0, "original_max_position_embeddings": 20,
@@ -84,6 +107,7 @@ class ChainsOnly(Heads):
     ("drafter", "shape", "message"),
     [
         (Heads(), None, "a drafter needs a shape to fill; give shape="),
+        (Heads(), 5, "shape 5: expected a Chain, a StaticTree or a DynamicTree"),
         (Heads(), Chain(3), "k=3 has depth 3, Heads drafts at most 2 tokens ahead"),
         (Heads(), DynamicTree(3, 2, 4), "dynamic tree of 4 has depth 3, Heads drafts at most 2 tokens ahead"),
         (Heads(), StaticTree(((0,), (0, 0), (0, 0, 0))), r"tree path \[0, 0, 0\] has depth 3"),

@@ -343,6 +343,7 @@ def test_forbidding_eos_after_the_sampler_is_rejected(monkeypatch):
         ({"stop": ""}, "stop string '': expected text of at least one character"),
         ({"stop": ["a", ""]}, "stop string '': expected text"),
         ({"stop": [7]}, "stop string 7: expected text"),
+        ({"stop": 7}, "stop 7: expected a string or a list of strings"),
         ({"min_new_tokens": -1}, "min_new_tokens is -1; expected 0 to max_new_tokens, 16"),
         ({"min_new_tokens": 17}, "min_new_tokens is 17; expected 0 to max_new_tokens, 16"),
         ({"min_new_tokens": 1.5}, "min_new_tokens is 1.5; expected 0 to"),

@@ -76,6 +76,11 @@ def test_the_accepted_prefix_is_never_shorter_than_token_wise(p, q, k):
     assert block_round(p.__getitem__, chosen, k) == chain_round(p.__getitem__, chosen, k)
 
 
+def test_laws_of_two_vocabularies_have_no_excess():
+    with pytest.raises(ValueError, match="zip"):
+        excess(Fraction(1), point(0, 2), point(0, 3))
+
+
 def test_eleven_ninths_against_ten_ninths():
     p, q = as_law(["1/3", "2/3"]), as_law(["2/3", "1/3"])
     block = block_round(constant(p), constant(q), 2)
@@ -222,9 +227,21 @@ def test_a_prefix_that_went_all_the_way_is_kept_when_rounding_rejects_the_next_t
 
 def test_a_token_of_target_probability_zero_is_never_kept():
     p = torch.tensor([[[0.0, 1.0], [0.5, 0.5], [0.5, 0.5]]])
-    for q in (None, torch.tensor([[[1.0, 0.0], [0.5, 0.5]]])):
+    for q in (None, torch.tensor([[[1.0, 0.0], [0.5, 0.5]]]), torch.tensor([[[0.0, 1.0], [0.5, 0.5]]])):
         verdict = verify_block(p, q, torch.tensor([[0, 1]]), torch.zeros(1, 3, dtype=torch.float64))
         assert (verdict.accepted.item(), verdict.token.item()) == (0, 1)
+
+
+def test_float32_rows_are_summed_in_float64():
+    p, _, _, _ = random_round(batch=1, k=2, vocabulary=500, seed=6, dtype=torch.float32)
+    rows = p[0].double()
+    for first, second in ((a, b) for a in range(20) for b in range(20)):
+        reach = rows[0, first]
+        left = reach * (rows[1].sum() - rows[1, second])
+        edge = (left / (left + 1 - reach)).item()
+        for u, kept in ((edge * (1 - 1e-11), 1), (edge * (1 + 1e-11), 0)):
+            uniforms = torch.tensor([[u, 1 - 1e-12, 0.5]], dtype=torch.float64)
+            assert verify_block(p, None, torch.tensor([[first, second]]), uniforms).accepted.item() == kept
 
 
 def random_round(batch, k, vocabulary, seed, dtype=torch.float64):
@@ -269,11 +286,11 @@ def test_one_proposal_is_verified_as_token_wise():
         assert torch.equal(block.token, chain.token)
 
 
-def test_the_inputs_stay_as_they_were_and_ids_may_be_int32():
+def test_the_inputs_stay_as_they_were_and_ids_may_be_of_any_whole_type():
     inputs = random_round(batch=8, k=3, vocabulary=6, seed=3)
     before = [x.clone() for x in inputs]
     p, q, tokens, uniforms = inputs
-    one, other = verify_block(*inputs), verify_block(p, q, tokens.int(), uniforms)
+    one, other = verify_block(*inputs), verify_block(p, q, tokens.short(), uniforms)
     verify_block(p, None, tokens, uniforms, torch.tensor([3, 2, 1, 0] * 2))
     assert all(torch.equal(x, y) for x, y in zip(inputs, before, strict=True))
     assert torch.equal(one.accepted, other.accepted)

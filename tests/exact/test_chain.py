@@ -203,7 +203,7 @@ def test_nothing_left_after_a_forced_rejection_draws_from_p():
 
 def test_a_token_of_target_probability_zero_is_never_accepted():
     p = torch.tensor([[[0.0, 1.0], [0.5, 0.5]]])
-    for q in (None, torch.tensor([[[1.0, 0.0]]])):
+    for q in (None, torch.tensor([[[1.0, 0.0]]]), torch.tensor([[[0.0, 1.0]]])):
         verdict = verify_chain(p, q, torch.tensor([[0]]), torch.zeros(1, 2, dtype=torch.float64))
         assert (verdict.accepted.item(), verdict.token.item()) == (0, 1)
 
@@ -299,11 +299,13 @@ def test_float32_rows_over_a_real_vocabulary(temperature):
     assert (emitted > 0).all()
 
 
-def test_ids_may_be_int32():
+@pytest.mark.parametrize("dtype", [torch.int32, torch.int16])
+def test_ids_may_be_of_any_whole_type(dtype):
     p, q, tokens, uniforms = random_round(batch=8, k=3, vocabulary=6, seed=5)
-    one, other = verify_chain(p, q, tokens, uniforms), verify_chain(p, q, tokens.int(), uniforms)
+    one, other = verify_chain(p, q, tokens, uniforms), verify_chain(p, q, tokens.to(dtype), uniforms)
     assert torch.equal(one.accepted, other.accepted)
     assert torch.equal(one.token, other.token)
+    check_chain(p, q, tokens.to(dtype), uniforms)
 
 
 def test_nothing_waits_for_the_device():
@@ -336,6 +338,7 @@ def test_acceptance_probability_is_the_accepted_length_of_one_proposal_and_has_a
         ([[0.5, 0.3, 0.2], [0.5, 0.3, 0.2 + 2e-12]], "found a row of sum 1.00000000000"),
         ([[0.5, 0.3, 0.1]], "expected 1 within 1e-12; normalise the rows in float64"),
         ([[0.0, 0.0, 0.0]], "found a row of sum 0.0"),
+        ([[0.5, 0.5, 0.25], [0.25, 0.0, 0.0]], "found a row of sum 0.25"),  # the worst of them
     ],
 )
 def test_rows_that_are_no_laws_are_refused_and_never_clipped(rows, complaint):
@@ -347,8 +350,13 @@ def test_laws_pass():
     check_probabilities(torch.tensor([[0.5, 0.3, 0.2], [0.5, 0.3, 0.2 + 5e-13]], dtype=torch.float64), "p")
     check_probabilities(torch.eye(4), "p")  # float32 is fine where it is exact
     check_chain(*random_round(batch=4, k=3, vocabulary=6, seed=6))
-    with pytest.raises(SpectrainError, match="floating-point rows"):
-        check_probabilities(torch.eye(4).long(), "p")
+    with pytest.raises(SpectrainError, match=r"found a row of sum 1\.00000000"):
+        check_probabilities(torch.tensor([1.0, 1e-9]), "p")  # in float32 its sum would be 1
+    p, q, tokens, uniforms = random_round(batch=4, k=3, vocabulary=6, seed=6)
+    check_chain(p, q, tokens, uniforms.clone().fill_(0.0))
+    for wrong in (torch.eye(4).long(), torch.tensor(1.0), torch.empty(2, 3, 0)):
+        with pytest.raises(SpectrainError, match="floating-point rows"):
+            check_probabilities(wrong, "p")
 
 
 @pytest.mark.parametrize(
@@ -363,7 +371,15 @@ def test_laws_pass():
         ({"tokens": lambda x: x[0]}, r"tokens: found shape \[3\], expected \[B, K\]"),
         ({"tokens": lambda x: x + 6}, r"tokens: found an id outside 0\.\.5"),
         ({"uniforms": lambda x: x[:, :3]}, "uniforms: found shape"),
+        ({"tokens": lambda x: x * 0 - 1}, r"tokens: found an id outside 0\.\.5"),
+        ({"tokens": lambda x: x * 0 + 6}, r"tokens: found an id outside 0\.\.5"),
         ({"uniforms": lambda x: x + 1}, r"uniforms: found a value outside \[0, 1\)"),
+        ({"p": lambda x: x[0, 0, 0]}, r"p: found shape \[\], expected \[B, K\+1, V\]"),
+        ({"uniforms": lambda x: x.index_fill(1, torch.tensor(3), 1.0)}, r"uniforms: found a value outside \[0, 1\)"),
+        ({"lengths": lambda x: x + torch.arange(4) // 3}, r"lengths: found \[3, 3, 3, 4\], expected 0\.\.3"),
+        ({"uniforms": torch.ones_like}, r"uniforms: found a value outside \[0, 1\)"),
+        ({"uniforms": lambda x: x * 0 - 0.5}, r"uniforms: found a value outside \[0, 1\)"),
+        ({"lengths": lambda x: x * 0 - 1}, r"lengths: found \[-1, -1, -1, -1\], expected 0\.\.3"),
         ({"lengths": lambda x: x[:2]}, "lengths: found shape"),
         ({"lengths": lambda x: x + 1}, r"lengths: found \[4, 4, 4, 4\], expected 0\.\.3"),
     ],
@@ -380,8 +396,19 @@ def test_calls_that_make_no_sense_are_refused_by_name(change, complaint):
         check_chain(*call.values())
 
 
+@pytest.mark.parametrize("token", [0, 5])
+def test_a_proposed_token_is_looked_up_in_q_at_its_own_id(token):
+    p, _, _, uniforms = random_round(batch=2, k=2, vocabulary=6, seed=9)
+    rows, tokens = torch.eye(6, dtype=torch.float64), torch.full((2, 2), token)
+    check_chain(p, rows[tokens], tokens, uniforms)
+    with pytest.raises(SpectrainError, match="q: found 0 for a proposed token"):
+        check_chain(p, rows[(tokens - 1).abs()], tokens, uniforms)
+
+
 def test_padding_is_not_checked():
     p, q, tokens, uniforms = random_round(batch=4, k=3, vocabulary=6, seed=8)
     lengths = torch.tensor([0, 1, 2, 3])
     padding = torch.arange(3) >= lengths[:, None]
-    check_chain(p, q.masked_fill(padding[..., None], 0.0), tokens.masked_fill(padding, -1), uniforms, lengths)
+    for anything in (-1, 99):
+        filled = tokens.masked_fill(padding, anything)
+        check_chain(p, q.masked_fill(padding[..., None], 0.0), filled, uniforms, lengths)

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from spectrain.errors import SpectrainError
 from spectrain.exact.law import (
+    acceptance,
     as_law,
     chain_round,
     expected_accepted,
@@ -111,9 +112,37 @@ def test_token_wise_verification_accepts_ten_ninths():
     assert expected_accepted(chain_round(constant(p), constant(q), 2)) == Fraction(10, 9)
 
 
+def test_acceptance_is_that_of_the_kernel_also_where_q_is_zero():
+    half, quarter = Fraction(1, 2), Fraction(1, 4)
+    cases = [(0, 0), (0, half), (half, 0), (quarter, half), (half, half), (half, quarter)]
+    assert [acceptance(Fraction(p), Fraction(q)) for p, q in cases] == [0, 0, 1, half, 1, 1]
+
+
+def test_sequences_by_hand():
+    """Both sides of the proofs above come from `sequence_law`: it must not be wrong, or empty, on both alike."""
+    laws = {(): as_law(["1/4", "3/4"]), (0,): as_law(["1/3", "2/3"]), (1,): as_law([1, 0])}
+    assert target_law(laws.__getitem__, 2) == {
+        (0, 0): Fraction(1, 12), (0, 1): Fraction(2, 12), (1, 0): Fraction(3, 4)
+    }  # fmt: skip
+    rounds = {
+        (): {(0, 1, 1): Fraction(1, 2), (1,): Fraction(1, 2)},
+        (1,): {(0,): Fraction(1, 3), (1, 0): Fraction(2, 3)},
+    }
+    assert sequence_law(rounds.__getitem__, 2) == {
+        (0, 1): Fraction(1, 2), (1, 0): Fraction(1, 6), (1, 1): Fraction(1, 3)
+    }  # fmt: skip
+    assert sequence_law(rounds.__getitem__, 0) == {(): 1}
+
+
 def test_nothing_left_to_repair_falls_back_to_p():
     p = as_law(["1/2", "1/2"])
     assert residual(p, p) == p
+    assert all(chain_round(constant(p), constant(p), 2).values())  # and no repair is listed with a weight of 0
+
+
+def test_laws_of_two_vocabularies_have_no_residual():
+    with pytest.raises(ValueError, match="zip"):
+        residual(point(0, 2), point(0, 3))
 
 
 def test_total_variation():

@@ -51,3 +51,19 @@ def test_repetition_is_that_of_transformers(ids, split, penalty):
 def test_values_out_of_range_are_refused(values):
     with pytest.raises(SpectrainError, match="penalty"):
         Penalties(*values)
+
+
+def test_the_ends_of_the_ranges_are_allowed():
+    for values in ((1000.0, 1000.0, -1000.0), (0.001, -1000.0, 1000.0)):
+        assert not Penalties(*values).none
+    for values in ((1000.5, 0, 0), (0.00099, 0, 0), (1.0, 1000.5, 0), (1.0, 0, -1000.5)):
+        with pytest.raises(SpectrainError, match="penalty"):
+            Penalties(*values)
+
+
+def test_low_precision_is_penalised_in_float32_and_float64_stays():
+    answer = torch.tensor([1, 0])
+    for dtype, expected in ((torch.bfloat16, torch.float32), (torch.float64, torch.float64)):
+        got = Penalties(3.0, frequency=0.1).apply(torch.tensor([1.0, 2.0], dtype=dtype), answer < 0, answer)
+        assert got.dtype == expected
+        assert torch.equal(got, torch.tensor([1 / 3, 2.0], dtype=expected) - 0.1 * answer.to(expected))

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from spectrain.errors import SpectrainError
-from spectrain.exact.sampler import Sampler, draw
+from spectrain.exact.sampler import LOWEST_TEMPERATURE, Sampler, draw, forbid
 
 INF = math.inf
 
@@ -40,7 +40,7 @@ logit_rows = st.lists(st.sampled_from([0.0, 0.5, 1.25, 2.0, -3.0, -INF]), min_si
 @settings(max_examples=300, deadline=None)
 @given(
     logit_rows,
-    st.sampled_from([0.0, 0.3, 1.0, 1.7]),
+    st.sampled_from([0.0, 0.3, 1.0, 1.7, 2.0]),
     st.sampled_from([None, 1, 2, 3, 20]),
     st.sampled_from([None, 1e-9, 0.3001, 0.6003, 0.9007, 1.0]),
 )
@@ -105,6 +105,44 @@ def test_padded_logits_get_exactly_nothing_and_the_input_stays():
 def test_top_p_of_one_keeps_the_whole_tail():
     logits = torch.tensor([0.0, -40.0, -80.0], dtype=torch.float64)
     assert (Sampler(1.0, top_p=1.0).probabilities(logits) > 0).all()
+
+
+def test_no_top_p_keeps_the_whole_of_the_top_k():
+    logits = torch.tensor([0.0, -40.0, -80.0], dtype=torch.float64)
+    for top_p in (None, 1.0):
+        assert (Sampler(1.0, 2, top_p).probabilities(logits) > 0).tolist() == [True, True, False]
+
+
+def test_a_mass_that_is_reached_exactly_is_enough():
+    assert Sampler(1.0, top_p=0.5).probabilities(torch.zeros(2)).tolist() == [1.0, 0.0]
+
+
+def test_top_p_is_summed_in_float64():
+    # The three before hold .3: as float32, a top_p that is a billionth above would be .3 as well.
+    kept = Sampler(1.0, top_p=0.3 + 1e-9).probabilities(torch.zeros(10)) > 0
+    assert kept.tolist() == [True] * 4 + [False] * 6
+
+
+@pytest.mark.parametrize("sampler", [Sampler(), Sampler(1.0), Sampler(0.7, 2), Sampler(1.0, None, 0.9)])
+def test_laws_of_low_precision_are_float32(sampler):
+    for dtype in (torch.bfloat16, torch.float16, torch.float32, torch.float64):
+        law = sampler.probabilities(torch.tensor([0.0, 2.0, 1.0], dtype=dtype))
+        assert law.dtype == (torch.float64 if dtype == torch.float64 else torch.float32)
+        assert law.sum().item() == pytest.approx(1, abs=1e-6)  # bfloat16 would miss it by more
+
+
+def test_a_whole_number_and_its_float_are_written_as_one():
+    assert repr(Sampler(1, 2, 1)) == repr(Sampler(1.0, 2, 1.0))
+    assert Sampler(LOWEST_TEMPERATURE).temperature == 1e-5
+    assert Sampler(1.0).top_p is None
+
+
+def test_forbidden_tokens_have_no_law_where_they_are_forbidden():
+    logits = torch.tensor([[0.0, 1.0, 2.0, 3.0]] * 2)
+    before = logits.clone()
+    banned = forbid(logits, torch.tensor([3, 1]), torch.tensor([True, False]))
+    assert banned.tolist() == [[0.0, -INF, 2.0, -INF], [0.0, 1.0, 2.0, 3.0]]
+    assert torch.equal(logits, before)
 
 
 @pytest.mark.parametrize(
@@ -180,6 +218,13 @@ def test_draw_never_returns_a_token_of_probability_zero():
     # a tail that vanishes in the running sum is still no reason to leave the support
     tiny = torch.tensor([0.0, 1.0, 1e-30, 0.0], dtype=torch.float64)
     assert draw(tiny, torch.tensor(1.0, dtype=torch.float64)).item() == 1
+
+
+def test_draw_reaches_what_float32_sums_cannot_hold():
+    weights = torch.tensor([1.0, 1e-9])
+    uniforms = torch.tensor([1 - 1e-10, 1 - 1e-8], dtype=torch.float64)
+    assert draw(weights.expand(2, -1), uniforms).tolist() == [1, 0]
+    assert draw(torch.zeros(3), torch.tensor(0.5)).item() == 0
 
 
 def test_draw_survives_a_running_sum_that_rises_by_rounding(monkeypatch):

@@ -158,6 +158,19 @@ def test_shortcuts_have_a_law_that_is_not_p(name):
         assert first_token_law(outcomes, 4) == as_law(law) != P
 
 
+def test_shortcuts_go_by_confidence_and_not_by_id():
+    q = constant(as_law([".2", ".3", ".5"]))
+    assert by_confidence(q)(()) == [2, 1, 0]
+    assert by_confidence(constant(as_law([".2", ".4", ".4"])))(()) == [1, 2, 0]
+    assert resorted(q).drawn((), 2) == {
+        (1, 0): Fraction(3, 10) * Fraction(2, 7) + Fraction(2, 10) * Fraction(3, 8),
+        (2, 0): Fraction(5, 10) * Fraction(2, 5) + Fraction(2, 10) * Fraction(5, 8),
+        (2, 1): Fraction(5, 10) * Fraction(3, 5) + Fraction(3, 10) * Fraction(5, 7),
+    }
+    even = constant(as_law(["1/3"] * 3))
+    assert pruned(even).drawn((), 2) == independent(even).drawn((), 2)  # the average itself stays
+
+
 def test_a_residual_that_goes_on_as_the_law_of_a_child_is_biased():
     def wrong(p_BMV, q_BMV, *arguments, **options):
         p_BMV = p_BMV.clone()
@@ -387,7 +400,7 @@ def test_nothing_left_after_a_forced_rejection_goes_on_with_p():
 
 def test_a_token_of_target_probability_zero_is_never_entered():
     p = torch.tensor([[[0.0, 1.0], [0.5, 0.5]]])
-    for q in (None, torch.tensor([[[1.0, 0.0], [0.5, 0.5]]])):
+    for q in (None, torch.tensor([[[1.0, 0.0], [0.5, 0.5]]]), torch.tensor([[[0.0, 1.0], [0.5, 0.5]]])):
         zeros = torch.zeros(1, 2, dtype=torch.float64)
         verdict = verify_tree(p, q, torch.tensor([[0]]), torch.tensor([[-1]]), zeros)
         assert (verdict.accepted.item(), verdict.token.item()) == (0, 1)
@@ -402,6 +415,33 @@ def test_greedy_laws_keep_the_path_of_the_target():
         verdict = verify_tree(p, q, tokens, parents, uniforms)
         assert verdict.path.tolist() == [[1, 3, 4, -1, -1]]
         assert verdict.token.item() == 4
+
+
+def test_float32_rows_are_tested_in_float64():
+    """Undrawn tokens are renormalised once a sibling failed: in float32 that would move the threshold by more."""
+    p, q, _, _ = random_round(1, 4, 6, seed=10, parents=[-1, -1, 0, 0])
+    p, q = p.float(), q.float()
+    for parents, row in (([-1, -1], 0), ([-1, 0, 0], 1)):
+        for first, second in ((a, b) for a in range(6) for b in range(6) if a != b):
+            left, law = p[0, row].double(), q[0, row].double()
+            undrawn = law.clone()
+            undrawn[first] = 0
+            undrawn = undrawn / undrawn.sum()
+            left = (left - law).clamp(min=0)
+            threshold = (left[second] / left.sum() / undrawn[second]).item()
+            if not (0 < threshold < 1 and p[0, row, first] < q[0, row, first]):
+                continue
+            tokens = torch.tensor([[first, second] if row == 0 else [0, first, second]])
+            for u, passes in ((threshold * (1 - 1e-11), True), (threshold * (1 + 1e-11), False)):
+                n = len(parents)
+                uniforms = torch.full((1, 5), 1 - 1e-12, dtype=torch.float64)
+                uniforms[0, 0] = 0.0 if row else 1 - 1e-12
+                uniforms[0, n - 1] = u
+                verdict = verify_tree(
+                    p[:, : n + 1], q[:, : n + 1], tokens, torch.tensor([parents]), uniforms[:, : n + 1],
+                    replacement=False,
+                )  # fmt: skip
+                assert (n - 1 in verdict.path.tolist()[0]) == passes
 
 
 def test_no_nodes_draw_from_p():
@@ -438,13 +478,14 @@ def test_float32_rows_over_a_real_vocabulary(kind):
         assert (p[torch.arange(2), rows].gather(-1, result.token[:, None]) > 0).all()
 
 
-def test_the_inputs_stay_as_they_were_and_ids_may_be_int32():
+def test_the_inputs_stay_as_they_were_and_ids_may_be_of_any_whole_type():
     inputs = random_round(8, 7, 6, seed=6, parents=PARENTS)
     before = [x.clone() for x in inputs]
     p, q, tokens, uniforms = inputs
     parents = torch.tensor(PARENTS).expand(8, 7)
-    one, other = (verify_tree(p, q, *ids, uniforms) for ids in ((tokens, parents), (tokens.int(), parents.int())))
+    one, other = (verify_tree(p, q, *ids, uniforms) for ids in ((tokens, parents), (tokens.short(), parents.short())))
     verify_tree(p, None, tokens, parents, uniforms, torch.arange(8))
+    check_tree(p, q, tokens.short(), parents.short(), uniforms)
     assert all(torch.equal(x, y) for x, y in zip(inputs, before, strict=True))
     assert torch.equal(one.path, other.path)
     assert torch.equal(one.token, other.token)
@@ -477,7 +518,16 @@ def test_nothing_waits_for_the_device():
         ({"parents": lambda x: x[:, :6]}, "parents: found shape"),
         ({"parents": lambda x: x + 1}, "parents: found one that is no earlier node"),
         ({"parents": lambda x: x - 1}, "parents: found one that is no earlier node"),
+        ({"tokens": lambda x: x * 0 - 1}, r"tokens: found an id outside 0\.\.5"),
+        ({"tokens": lambda x: x * 0 + 6}, r"tokens: found an id outside 0\.\.5"),
+        ({"uniforms": lambda x: x[:, 1:]}, "uniforms: found shape"),
         ({"uniforms": lambda x: x + 1}, r"uniforms: found a value outside \[0, 1\)"),
+        ({"p": lambda x: x[0, 0, 0]}, r"p: found shape \[\], expected \[B, N\+1, V\]"),
+        ({"uniforms": lambda x: x.index_fill(1, torch.tensor(3), 1.0)}, r"uniforms: found a value outside \[0, 1\)"),
+        ({"lengths": lambda x: x + torch.arange(4) // 3}, r"lengths: found \[7, 7, 7, 8\], expected 0\.\.7"),
+        ({"uniforms": torch.ones_like}, r"uniforms: found a value outside \[0, 1\)"),
+        ({"uniforms": lambda x: x * 0 - 0.5}, r"uniforms: found a value outside \[0, 1\)"),
+        ({"lengths": lambda x: x * 0 - 1}, r"lengths: found \[-1, -1, -1, -1\], expected 0\.\.7"),
         ({"lengths": lambda x: x + 1}, r"lengths: found \[8, 8, 8, 8\], expected 0\.\.7"),
         ({"lengths": lambda x: x[:2]}, "lengths: found shape"),
     ],
@@ -495,10 +545,24 @@ def test_calls_that_make_no_sense_are_refused_by_name(change, complaint):
         check_tree(*call.values(), replacement=False)
 
 
+@pytest.mark.parametrize("token", [0, 5])
+def test_calls_are_refused_where_q_is_zero_at_the_very_id_of_a_child(token):
+    p, _, _, uniforms = random_round(2, 2, 6, seed=9, parents=[-1, 0])
+    rows, tokens, parents = torch.eye(6, dtype=torch.float64), torch.full((2, 2), token), torch.tensor([[-1, 0]] * 2)
+    ids = torch.tensor([[token, token, (token - 1) % 6]] * 2)  # row 2 is that of a leaf, which nobody reads
+    check_tree(p, rows[ids], tokens, parents, uniforms)
+    for row in (0, 1):
+        wrong = rows[ids]
+        wrong[:, row] = rows[abs(token - 1)]
+        with pytest.raises(SpectrainError, match="q: found 0 for a proposed token"):
+            check_tree(p, wrong, tokens, parents, uniforms)
+
+
 def test_padding_is_not_checked():
     p, q, tokens, uniforms = random_round(4, 7, 6, seed=8, parents=PARENTS)
     lengths = torch.tensor([0, 2, 5, 7])
     padding = torch.arange(7) >= lengths[:, None]
     p[:, 1:].masked_fill_(padding[..., None], math.nan)
     parents = torch.tensor(PARENTS).expand(4, 7).masked_fill(padding, 99)
-    check_tree(p, q, tokens.masked_fill(padding, -1), parents, uniforms, lengths)
+    for anything in (-1, 99):
+        check_tree(p, q, tokens.masked_fill(padding, anything), parents, uniforms * 0, lengths)

@@ -56,6 +56,36 @@ def test_the_threshold_is_that_of_the_paper():
         assert verdict.accepted.item() == accepted
 
 
+@pytest.mark.parametrize(
+    ("p", "accepted"),
+    [
+        ([0.88, 0.1, 0.02], 1),  # exp(-H) is high: ε = .09 decides
+        ([0.9, 0.08, 0.02], 0),
+        ([0.05] * 20, 1),  # here δ exp(-H) = .3 · .05
+        ([0.001, 0.014, *[0.985 / 18] * 18], 0),
+    ],
+)
+def test_the_defaults_are_those_of_the_authors(p, accepted):
+    rows = torch.tensor([[p, p]], dtype=torch.float64)
+    assert accept_typical_lossy(rows, torch.tensor([[1]]), torch.zeros(1)).accepted.item() == accepted
+
+
+def test_a_token_at_the_threshold_is_not_plausible():
+    rows = torch.tensor([[[0.25, 0.75]] * 2], dtype=torch.float64)
+    assert accept_typical_lossy(rows, torch.tensor([[0]]), torch.zeros(1), epsilon=0.25, delta=9.0).accepted.item() == 0
+
+
+def test_the_entropy_is_summed_in_float64():
+    p = torch.rand(200, generator=torch.Generator().manual_seed(0)).softmax(-1)
+    law = p.double()
+    edge = (law[7] / torch.exp((law * law.log()).sum())).item()
+    for delta, accepted in ((edge * (1 - 1e-11), 1), (edge * (1 + 1e-11), 0)):
+        verdict = accept_typical_lossy(
+            p.expand(1, 2, 200), torch.tensor([[7]], dtype=torch.int16), torch.zeros(1), epsilon=1.0, delta=delta
+        )
+        assert verdict.accepted.item() == accepted
+
+
 def test_greedy_output_is_the_target_s():
     p = Sampler().probabilities(torch.eye(5)[[1, 2, 3, 4]])[None]
     verdict = accept_typical_lossy(p, torch.tensor([[1, 2, 0]]), torch.tensor([0.9]))
