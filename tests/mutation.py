@@ -40,7 +40,7 @@ TESTS = {  # module: its test files and, where they hold more than its own, whic
     "verify.chain": ("test_chain", ""),
     "verify.block": ("test_block", "not whole_sequences and not never_shorter"),
     "verify.tree": ("test_tree", "not whole_sequences and not without_branches and not point_masses"),
-    "verify.tree_check": ("test_tree", "refused or not_checked or no_nodes"),
+    "verify.check": ("test_chain test_tree", "refused or not_checked or no_nodes or padding or clipped"),
     "verify.typical": ("test_typical", ""),
     "law": ("test_law", ""),
     "block_law": ("test_block", f"({LAWS}) and not repairs_as"),
@@ -177,14 +177,18 @@ class QuickFirst:
 
 
 def run_tests(module: str, order: QuickFirst) -> int:
-    file, chosen = TESTS[module]
+    files, chosen = TESTS[module]
     # Without shrinking a failing example, and with the same examples every time.
     phases = (hypothesis.Phase.explicit, hypothesis.Phase.generate)
     hypothesis.settings.register_profile("mutants", phases=phases, database=None, derandomize=True, print_blob=False)
     hypothesis.settings.load_profile("mutants")
     os.environ["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"  # hypothesis does without its own; the rest is only slow
     options = ["-x", "-qq", "--noconftest", "--no-header", "--tb=no", "-W", "ignore", "-p", "no:cacheprovider"]
-    return int(pytest.main([str(HERE / "exact" / f"{file}.py"), *options, "-k", chosen], plugins=[order]))
+    return int(
+        pytest.main(
+            [*(str(HERE / "exact" / f"{name}.py") for name in files.split()), *options, "-k", chosen], plugins=[order]
+        )
+    )
 
 
 def verdict(mutant: Mutant, tree: ast.Module, order: QuickFirst) -> str:
