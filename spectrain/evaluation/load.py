@@ -66,7 +66,7 @@ class Load:
         lengths = sorted(len(prompt.ids) for prompt in self.prompts)
         spread = [lengths[int((i + 0.5) / size * len(lengths))] for i in range(size)]
         half = self.max_new_tokens // 2
-        return {round(sum(lengths) / len(lengths)) + half: [length + half for length in spread]}
+        return {round(sum(lengths) / len(lengths) + self.max_new_tokens / 2): [length + half for length in spread]}
 
 
 def load_block(target: Target, entries: Sequence[Contender], conversations: Sequence[Conversation],
