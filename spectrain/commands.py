@@ -36,6 +36,7 @@ from spectrain.interop.gguf import convert_gguf as convert
 from spectrain.interop.gguf import package_folder
 from spectrain.manifest import TargetRecord, read_manifest, target_record, template_kwargs
 from spectrain.measured_options import acceptance_settings, checked, trees
+from spectrain.places import check_writable
 from spectrain.target import Target, load_target
 from spectrain.tree_options import static_trees
 
@@ -104,6 +105,8 @@ def tree(options: argparse.Namespace) -> None:
         raise SpectrainError(f"{low} {sizes[low]}: expected a whole number of at least 1")
     conversations = choose(load_conversations(options.traffic), options.conversations, 0)
     folder = resolve_bundle(options.bundle)
+    if Path(options.bundle).is_dir():
+        check_writable("BUNDLE", folder)
     target = _target(options, folder)
     drafter, _, notes = load_drafter(folder, target)
     for note in notes:

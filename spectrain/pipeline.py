@@ -8,7 +8,6 @@ in ``prepared``, where recipes with the same target and traffic share them.
 from __future__ import annotations
 
 import json
-import os
 import shutil
 from dataclasses import asdict, dataclass
 from functools import cached_property
@@ -37,6 +36,7 @@ from spectrain.identity import first_difference
 from spectrain.interop import WEIGHTS_FILE
 from spectrain.manifest import read_manifest
 from spectrain.on_policy import training_prompts
+from spectrain.places import check_writable
 from spectrain.regenerate import regenerate
 from spectrain.reload import check_reload
 from spectrain.target import Target, load_target
@@ -72,8 +72,8 @@ class Run:
     def __init__(self, recipe: Recipe, *, progress: bool = True) -> None:
         self.recipe, self.folder, self.progress = recipe, Path(recipe.output), progress
         self.prepared = Path(recipe.prepared or recipe.output)
-        _check_writable("output", self.folder)
-        _check_writable("prepared", self.prepared)
+        check_writable("output", self.folder)
+        check_writable("prepared", self.prepared)
 
     @cached_property
     def target(self) -> Target:
@@ -263,15 +263,6 @@ class Run:
 def _top(key: dict[str, Any]) -> list[str]:
     """What a store's folder adds to its name where it also holds the likeliest tokens."""
     return [] if key["teacher_top_k"] is None else [f"top{key['teacher_top_k']}"]
-
-
-def _check_writable(key: str, folder: Path) -> None:
-    """SpectrainError where the recipe's ``folder`` can neither be written into nor made; nothing is made yet."""
-    there = next(place for place in (folder, *folder.parents) if place.exists())
-    if not there.is_dir():
-        raise SpectrainError(f"{key} {folder}: {there} is a file, expected a folder; choose another place")
-    if not os.access(there, os.W_OK | os.X_OK):
-        raise SpectrainError(f"{key} {folder}: {there} cannot be written into; choose another place")
 
 
 def _check_device(target: torch.device, training: torch.device) -> None:

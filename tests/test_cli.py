@@ -12,10 +12,11 @@ from pathlib import Path
 import pytest
 from safetensors.torch import load_file, save_file
 
-from spectrain import checkpoints, cli, measuring_commands
+from spectrain import checkpoints, cli, commands, measuring_commands, places
 from spectrain.bundle import MANIFEST_FILE
 from spectrain.drafters.ranks import measured_tree
 from spectrain.drafters.tree_search import expected_accepted
+from spectrain.errors import SpectrainError
 from spectrain.evaluation import acceptance, exactness
 from spectrain.evaluation.document import read_document
 from spectrain.evaluation.measured_trees import MeasuredTree
@@ -561,9 +562,56 @@ def test_only_what_goes_on_says_so_when_interrupted(capsys):
 
 def test_an_output_that_is_a_file_is_named(fails, evaluate, tmp_path):
     (tmp_path / "out").write_text("mine")
-    found = fails(cli.evaluate, *evaluate(), code=1)
-    assert str(tmp_path / "out") in found
+    found = fails(cli.evaluate, *evaluate())
+    assert f"--output: folder {tmp_path / 'out'}: {tmp_path / 'out'} is a file, expected a folder" in found
     assert (tmp_path / "out").read_text() == "mine"
+
+
+PLACES = {
+    "ablation": "ablation {recipe} --variant base: --output {place}",
+    "compare": "compare none --traffic none.jsonl --output {place}",
+    "convert-gguf": "convert-gguf --file none.gguf {place}",
+    "evaluate": "evaluate none --traffic none.jsonl --output {place}",
+    "export": "export none sglang-eagle3 {place}",
+    "import": "import none {place} --target none",
+    "prepare": "prepare {recipe} output={place} data.train=[none.jsonl]",
+    "report": "report none.json --output {place}",
+    "run": "run {recipe} output={place} data.train=[none.jsonl]",
+    "side by side": "compare none.json none.json --output {place}",
+    "train": "train {recipe} prepared={place} data.train=[none.jsonl]",
+}
+
+
+@pytest.mark.parametrize("line", PLACES.values(), ids=PLACES)
+def test_a_place_that_takes_nothing_is_named_before_anything_is_read(fails, recipe, tmp_path, line):
+    """Nothing else that is named here is there, and nothing of it is asked for first."""
+    (tmp_path / "file").write_text("mine")
+    for place, why in ((tmp_path / "file" / "deeper", "is a file, expected a folder"),
+                       (Path("/proc/of/mine"), "/proc cannot be written into (")):  # fmt: skip
+        name, *arguments = line.format(recipe=recipe, place=place).split()
+        found = fails(cli.COMMANDS[name], *arguments)
+        assert f" {place}: " in found
+        assert why in found
+        assert "; choose another place" in found
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["file", "heldout.jsonl", "recipe.yaml", "train.jsonl"]
+
+
+def test_a_bundle_that_takes_no_ranks_is_named_before_its_target_is_loaded(fails, tree, monkeypatch):
+    def refuse(key, folder):
+        raise SpectrainError(f"{key} {folder}: cannot be written into")
+
+    monkeypatch.setattr(commands, "check_writable", refuse)
+    monkeypatch.setattr(commands, "load_target", lambda *_, **__: pytest.fail("a target was loaded"))
+    assert "cannot be written into" in fails(cli.COMMANDS["tree"], *tree())
+
+
+def test_a_full_disk_is_no_wrong_place(monkeypatch, tmp_path):
+    def full(**keywords):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(places.tempfile, "TemporaryDirectory", full)
+    with pytest.raises(OSError, match="No space left"):
+        places.check_writable("output", tmp_path)
 
 
 def test_a_report_needs_a_document(fails, tmp_path):
@@ -617,6 +665,28 @@ def test_what_the_system_refuses_is_one_message(fails, failure, message):
         raise failure
 
     assert fails(command, code=1) == message
+
+
+@pytest.mark.parametrize(
+    "line",
+    ["recipe medusa", "recipe medusa --json", "plan --alpha .7 --c .1 --k 1..1000", "prove --cases 1"],
+)  # fmt: skip
+def test_a_reader_that_leaves_is_no_error(line):
+    """As in ``spectrain ... | head -1``, however much there is to print."""
+    running = subprocess.Popen([sys.executable, "-m", "spectrain", *line.split()], cwd=ROOT,
+                               stdout=subprocess.PIPE, stderr=subprocess.PIPE)  # fmt: skip
+    running.stdout.close()
+    errors = running.stderr.read().decode()
+    assert running.wait() == 141
+    assert "error" not in errors.lower()
+    assert "Exception" not in errors
+
+
+def test_a_connection_that_breaks_is_an_error(fails):
+    def command(arguments, name):
+        raise BrokenPipeError(errno.EPIPE, "Broken pipe")
+
+    assert "Broken pipe" in fails(command, code=1)
 
 
 def test_a_fault_of_our_own_keeps_its_traceback():
