@@ -17,8 +17,10 @@ def export_bundle(arguments: Sequence[str], name: str = "spectrain export") -> N
     """Write a bundle as a checkpoint of another format."""
     parser = command_parser(
         name,
-        "Write a bundle's drafter in the checkpoint format that another server or trainer reads. vLLM needs none of\n"
-        "this: bundles are what it loads. A fresh process reads the checkpoint back and has to draft the same.",
+        "Write a bundle's drafter in the checkpoint format that another server or trainer reads. A bundle is what\n"
+        "vLLM loads as it is: vLLM's formats in --list, and that of transformers, leave out what spectrain adds,\n"
+        "and vllm-eagle3 stores the embedding that the speculators library asks for. A fresh process reads the\n"
+        "checkpoint back and has to draft the same.",
         f"{name} runs/quickstart/bundle sglang-eagle3 exported\n  {name} --list",
     )
     option(parser, "bundle", nargs="?")

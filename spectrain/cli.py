@@ -220,7 +220,7 @@ def spectrain(arguments: Sequence[str], name: str = "spectrain") -> int:
     width = max(map(len, COMMANDS))
     listing = "\n".join(f"  {name:<{width}}  {command.__doc__}" for name, command in COMMANDS.items())
     text = "Train a speculator, prove it exact, measure whether it pays."
-    codes = "exit codes: 0 done; 1 an answer of no, disk or permissions; 2 bad input; 130 interrupted; 141 nobody reads on"
+    codes = "exit codes: 0 done; 1 no, or disk, permissions; 2 bad input; 130 interrupted; 141 nobody reads on"
     parser = Parser(
         prog=name, description=f"{text}\n\ncommands:\n{listing}",
         epilog=f"spectrain COMMAND --help tells more, with examples\n\n{codes}",

@@ -173,6 +173,9 @@ def counting(parser: argparse.ArgumentParser) -> None:
 def measurement(parser: argparse.ArgumentParser) -> None:
     """What is measured, on what."""
     option(parser, "--traffic", "held out from training", required=True)
+    parser.add_argument("--bad-rows", choices=("error", "drop"), default="error", metavar="error|drop",
+                        help="what happens to rows that cannot be read, rendered or answered; drop counts them by "
+                        "reason, also in the report (default: %(default)s)")  # fmt: skip
     option(parser, "--output", "acceptance.json and the reports")
     option(parser, "--target", otherwise=OWN)
     option(parser, "--k", default="3,5")

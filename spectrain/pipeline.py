@@ -102,11 +102,17 @@ class Run:
         return self._traffic.train, self._traffic.heldout
 
     @cached_property
-    def _traffic(self) -> Traffic:
-        data, drop_bad = self.recipe.data, self.recipe.data.bad_rows == "drop"
-        traffic = read_traffic(data, drop_bad=drop_bad, answers=self.recipe.regenerate is None)
+    def _given(self) -> Traffic:
+        """The chats as their files have them; needs no target."""
+        data = self.recipe.data
+        traffic = read_traffic(data, drop_bad=data.bad_rows == "drop", answers=self.recipe.regenerate is None)
         self.say(str(check_traffic(data, traffic)))
-        if drop_bad:
+        return traffic
+
+    @cached_property
+    def _traffic(self) -> Traffic:
+        traffic = self._given
+        if self.recipe.data.bad_rows == "drop":
             traffic = usable(self.recipe, traffic, self.target.tokenizer, context(self.target.config))
             traffic.check_not_empty()
         return traffic
@@ -114,6 +120,7 @@ class Run:
     def prepare(self) -> Prepared:
         """Split, let the target answer, encode, and extract features. The main process works, then the others read."""
         with processes().main_process_first(), offering_to_drop():
+            _ = self._given  # a file that is not there shows before a target is loaded
             return self._prepare()
 
     def _prepare(self) -> Prepared:
@@ -175,6 +182,7 @@ class Run:
         if not self.recipe.drafter.trainable:
             family = self.recipe.drafter.type
             raise SpectrainError(f"drafter type {family!r} has nothing to train; measure it as one of the baselines")
+        _ = self._given  # as in prepare
         _check_device(self.target.device, processes().device)
         start = self._start()  # before hours of preparation
         prepared = self.prepare()
@@ -253,7 +261,8 @@ class Run:
         path = evaluate_bundle(
             self.bundle, self.target, heldout, config or self.recipe.evaluation, output or self.folder,
             traffic=", ".join(Path(p).name for p in self.recipe.data.heldout) or "held-out share of the training files",
-            baselines=self.recipe.baselines, progress=self.progress,
+            baselines=self.recipe.baselines, dropped=self._traffic.dropped["heldout"].by_reason(),
+            progress=self.progress,
         )  # fmt: skip
         if processes().is_main_process:
             write_json(self.bundle / "acceptance.json", json.loads(path.read_text(encoding="utf-8")))

@@ -12,7 +12,7 @@ for piece in stream(speculator, "Once upon a time", temperature=0.7):
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, overload
 
@@ -46,7 +46,8 @@ class Speculator:
 
 @dataclass(frozen=True)
 class Answer:
-    """Generated ``tokens`` (EOS included), their ``text``, why it ended, and what happened each round."""
+    """Generated ``tokens`` (EOS included), their ``text``, why it ended, and how: ``trace.rounds`` has what happened
+    each round, ``trace`` the seconds of the whole."""
 
     tokens: list[int]
     text: str
@@ -113,7 +114,8 @@ def generate(speculator: Speculator, prompt: Sequence[Prompt], **settings: Any) 
 def generate(speculator: Speculator, prompt: Any, **settings: Any) -> Any:
     """Answer a prompt, or a list of prompts in one batch.
 
-    ``settings``: ``max_new_tokens`` (256), ``temperature`` (0: greedy), ``top_k``, ``top_p``, ``k`` (draft tokens a
+    ``settings``: ``max_new_tokens`` (256), ``temperature`` (0: greedy), ``top_k``, ``top_p`` (they keep the likeliest
+    token, so that at temperature 0 the answer is the same with them), ``k`` (draft tokens a
     round, 5) or ``shape`` (a tree), ``min_new_tokens``, ``stop`` (strings), ``eos_ids``, ``seed``, ``penalties``,
     ``verification``. The answer has the target's own law under these settings, whatever the drafter; only
     ``verification="typical_lossy"`` gives that up, and says so in ``answer.lossy``. Prompt i of a list draws from
@@ -230,4 +232,4 @@ def _answer(result: Generation, target: Target) -> Answer:
     text = result.text
     if text is None or result.finished != "stop":
         text = str(target.tokenizer.decode(result.tokens, skip_special_tokens=True, clean_up_tokenization_spaces=False))
-    return Answer(result.tokens, text, result.finished, result)
+    return Answer(result.tokens, text, result.finished, replace(result, text=text))

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from safetensors.torch import load_file, save_file
 
-from spectrain import checkpoints, cli, commands, measuring_commands, places
+from spectrain import checkpoints, cli, commands, measuring_commands, pipeline, places
 from spectrain.bundle import MANIFEST_FILE
 from spectrain.drafters.ranks import measured_tree
 from spectrain.drafters.tree_search import expected_accepted
@@ -155,6 +155,39 @@ def test_a_prompt_longer_than_the_context_is_named(fails, recipe, evaluate, tmp_
         assert "context of 256" in found
     assert not (tmp_path / "run").exists()
     assert not (tmp_path / "out").exists()
+
+
+def test_bad_rows_of_an_evaluation_are_dropped_where_that_is_asked_for(fails, evaluate, finished_run, tmp_path, capsys):
+    chats = (finished_run / "heldout.jsonl").read_text()
+    path = tmp_path / "chats.jsonl"
+    long = json.dumps({"id": "long", "prompt": "x" * 300})
+    for bad, named in (("{broken", f"{path}:1"), (long, "conversation 'long'")):
+        path.write_text(f"{bad}\n{chats}")
+        found = fails(cli.evaluate, *evaluate(traffic=path))
+        assert named in found
+        assert found.endswith("(or leave such rows out, counted: --bad-rows drop)")
+    path.write_text(f"{{broken\n{long}\n{chats}")
+    assert cli.guarded(cli.evaluate, list(map(str, evaluate(traffic=path, bad_rows="drop"))), "x") == 0
+    said = capsys.readouterr().out
+    assert f"not valid JSON: {path}:1" in said
+    document = read_document(tmp_path / "out" / "acceptance.json")
+    assert document["context"]["dropped"] == {"broken_json": 1, "no_room": 1}
+    report = (tmp_path / "out" / "report.md").read_text(encoding="utf-8")
+    assert "Left out: 2 rows of the traffic that could not be used (1 broken json, 1 no room)" in report
+    # What was found is told at the end, before where it lies.
+    assert "greedy (T=0): Leave it off" in said
+    assert re.search(r"eagle3 k=1 +\d", said)
+    path.write_text("{broken\n")
+    assert "no conversations in" in fails(cli.evaluate, *evaluate(traffic=path, bad_rows="drop"))
+
+
+def test_chats_are_read_before_a_target_is_loaded(fails, recipe, monkeypatch, tmp_path):
+    monkeypatch.setattr(pipeline, "load_target", lambda *_, **__: pytest.fail("a target was loaded"))
+    (tmp_path / "empty.jsonl").write_text("")
+    for command in (cli.prepare, cli.train, cli.run):
+        for name in ("nothere.jsonl", "empty.jsonl"):
+            assert name in fails(command, recipe, f"data.train=[{tmp_path / name}]")
+    assert not (tmp_path / "run").exists()
 
 
 def test_a_row_longer_than_the_context_is_named(fails, recipe, tmp_path):

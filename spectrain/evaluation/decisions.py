@@ -67,9 +67,7 @@ def fewest(comparisons: int = 1) -> int:
 FEWEST_CONVERSATIONS = fewest()
 
 
-def decide(
-    rivals: Sequence[Rival], count: int, unit: str = "conversations", comparisons: int | None = None
-) -> Decided:
+def decide(rivals: Sequence[Rival], count: int, unit: str = "conversations", comparisons: int | None = None) -> Decided:
     """Turn on the fastest whose adjusted interval lies above 1, if any.
 
     Args:
