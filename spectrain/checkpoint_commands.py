@@ -17,8 +17,10 @@ def export_bundle(arguments: Sequence[str], name: str = "spectrain export") -> N
     """Write a bundle as a checkpoint of another format."""
     parser = command_parser(
         name,
-        "Write a bundle's drafter in the checkpoint format that another server or trainer reads. vLLM needs none of\n"
-        "this: bundles are what it loads. A fresh process reads the checkpoint back and has to draft the same.",
+        "Write a bundle's drafter in the checkpoint format that another server or trainer reads. A bundle is what\n"
+        "vLLM loads as it is: vLLM's formats in --list, and that of transformers, leave out what spectrain adds,\n"
+        "and vllm-eagle3 stores the embedding that the speculators library asks for. A fresh process reads the\n"
+        "checkpoint back and has to draft the same.",
         f"{name} runs/quickstart/bundle sglang-eagle3 exported\n  {name} --list",
     )
     option(parser, "bundle", nargs="?")
@@ -94,13 +96,14 @@ def import_checkpoint(arguments: Sequence[str], name: str = "spectrain import") 
     print(f"bundle: {options.destination} ({manifest.drafter['type']})")
 
 
-def serve_command(arguments: Sequence[str], name: str = "spectrain serve-command") -> None:
+def serve_command(arguments: Sequence[str], name: str = "spectrain serve-command") -> int:
     """Print how vLLM, SGLang and transformers serve a bundle."""
     parser = command_parser(
         name,
         "Print the commands that serve a bundle with vLLM, SGLang and transformers, with as many draft tokens a round\n"
         "as its acceptance.json recommends. Nothing is started, and no model is read.",
         f"{name} runs/quickstart/bundle",
+        "0 done; 1 the report says to leave it off (or disk, permissions)",
     )
     option(parser, "bundle")
     option(parser, "--k", "one", otherwise="what the bundle's report recommends")
@@ -108,11 +111,17 @@ def serve_command(arguments: Sequence[str], name: str = "spectrain serve-command
     options = parser.parse_args(arguments)
     k = one(options.k, "--k")
     from spectrain.bundle import resolve_bundle
-    from spectrain.serving import invocations, shell
+    from spectrain.serving import LeaveOffError, invocations, shell
 
     with telling(options.json) as tell:
-        found = invocations(resolve_bundle(options.bundle), k)
+        try:
+            found = invocations(resolve_bundle(options.bundle), k)
+        except LeaveOffError as off:
+            # A comment, for whoever runs what this prints.
+            tell({"k": 0, "reason": str(off), "notes": [], "servers": {}}, f"# {off}")
+            return 1
         tell(found, shell(found))
+    return 0
 
 
 CHECKPOINT_COMMANDS: dict[str, Callable[..., int | None]] = {

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import argparse
 import errno
+import os
+import select
 import sys
 from collections.abc import Callable, Sequence
 
@@ -160,9 +162,11 @@ COMMANDS: dict[str, Callable[..., int | None]] = {
 
 def guarded(command: Callable[..., int | None], arguments: Sequence[str], name: str) -> int:
     """Run a command; its exit code is its own (None: 0). A mistake of the user is one message and exit code 2, a full
-    disk 1, an interruption 130."""
+    disk 1, an interruption 130, a reader that has left (``| head``) 141 without a word."""
     try:
-        return command(arguments, name=name) or 0
+        code = command(arguments, name=name) or 0
+        sys.stdout.flush()  # here, and not after all is over, it can be told
+        return code
     except SpectrainError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
@@ -171,11 +175,27 @@ def guarded(command: Callable[..., int | None], arguments: Sequence[str], name: 
         print("interrupted" + ("; the same command goes on from here" if resumed else ""), file=sys.stderr)
         return 130
     except Exception as error:
+        if isinstance(error, BrokenPipeError) and _left_unread():
+            return 141
         message = _refused_by_system(error)
         if message is None:
             raise
         print(f"error: {message}", file=sys.stderr)
         return 1
+
+
+def _left_unread() -> bool:
+    """Whether nobody reads what is printed any more; what is still to be printed then goes nowhere."""
+    left = False
+    for number in (1, 2):
+        watched = select.poll()
+        watched.register(number, 0)
+        if any(event & select.POLLERR for _, event in watched.poll(0)):
+            left = True
+            nowhere = os.open(os.devnull, os.O_WRONLY)
+            os.dup2(nowhere, number)
+            os.close(nowhere)
+    return left
 
 
 def _refused_by_system(error: Exception) -> str | None:
@@ -200,7 +220,7 @@ def spectrain(arguments: Sequence[str], name: str = "spectrain") -> int:
     width = max(map(len, COMMANDS))
     listing = "\n".join(f"  {name:<{width}}  {command.__doc__}" for name, command in COMMANDS.items())
     text = "Train a speculator, prove it exact, measure whether it pays."
-    codes = "exit codes: 0 done; 1 an answer of no, disk or permissions; 2 bad input; 130 interrupted"
+    codes = "exit codes: 0 done; 1 no, or disk, permissions; 2 bad input; 130 interrupted; 141 nobody reads on"
     parser = Parser(
         prog=name, description=f"{text}\n\ncommands:\n{listing}",
         epilog=f"spectrain COMMAND --help tells more, with examples\n\n{codes}",

@@ -7,6 +7,7 @@ import argparse
 from typing import Any, NoReturn
 
 from spectrain.errors import SpectrainError
+from spectrain.places import check_writable
 
 RECIPE = "my.yaml"
 DONE = "0 done; 1 disk or permissions"
@@ -93,12 +94,26 @@ def one(values: tuple[int, ...] | None, flag: str) -> int | None:
     return values[0] if values else None
 
 
+def output(text: str, *, as_a_whole: bool = False) -> str:
+    """A folder that files are written into."""
+    try:
+        check_writable("folder", text, as_a_whole=as_a_whole)
+    except SpectrainError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+    return text
+
+
+def destination(text: str) -> str:
+    """A folder that is put in place as a whole."""
+    return output(text, as_a_whole=True)
+
+
 # --- options ------------------------------------------------------------------------------------------------------
 
 # What a flag is called and means wherever it stands. A command adds what it does with it, and its default.
 FLAGS: dict[str, dict[str, Any]] = {
     "bundle": {"metavar": "BUNDLE", "help": "a bundle: a folder or a Hub id"},
-    "destination": {"metavar": "DIR", "help": "the folder to write"},
+    "destination": {"metavar": "DIR", "type": destination, "help": "the folder to write"},
     "--bandwidth": {"metavar": "GB/S", "type": float, "help": "of one device's memory"},
     "--batch": {"metavar": "SIZES", "type": sizes, "help": "requests that share a step, with commas"},
     "--conversations": {"metavar": "N", "type": int, "help": "take this many chats, spread over the kinds"},
@@ -107,7 +122,7 @@ FLAGS: dict[str, dict[str, Any]] = {
     "--json": {"action": "store_true", "help": "print one JSON object on stdout, and all else on stderr"},
     "--k": {"metavar": "LENGTHS", "type": lengths, "help": "draft tokens a round: 5, or 1,3,5, or 1..8"},
     "--max-new-tokens": {"metavar": "N", "type": int, "default": 128, "help": "of one answer, at most"},
-    "--output": {"metavar": "DIR", "required": True, "help": "the folder to write into"},
+    "--output": {"metavar": "DIR", "required": True, "type": output, "help": "the folder to write into"},
     "--report": {"metavar": "FILE", "help": "an acceptance.json"},
     "--revision": {"metavar": "REVISION", "help": "of a Hub id: branch, tag or commit"},
     "--seed": {"metavar": "N", "type": int, "default": 0, "help": "seed of all that is random"},
@@ -158,6 +173,9 @@ def counting(parser: argparse.ArgumentParser) -> None:
 def measurement(parser: argparse.ArgumentParser) -> None:
     """What is measured, on what."""
     option(parser, "--traffic", "held out from training", required=True)
+    parser.add_argument("--bad-rows", choices=("error", "drop"), default="error", metavar="error|drop",
+                        help="what happens to rows that cannot be read, rendered or answered; drop counts them by "
+                        "reason, also in the report (default: %(default)s)")  # fmt: skip
     option(parser, "--output", "acceptance.json and the reports")
     option(parser, "--target", otherwise=OWN)
     option(parser, "--k", default="3,5")

@@ -9,8 +9,10 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from spectrain.attention import context
 from spectrain.bundle import load_drafter, resolve_bundle
-from spectrain.data.conversations import load_conversations
+from spectrain.data.conversations import Conversation, load_conversations
+from spectrain.data.dropped import Dropped
 from spectrain.data.template import set_template_kwargs
 from spectrain.distributed import processes
 from spectrain.drafters import Drafter
@@ -36,31 +38,63 @@ from spectrain.interop.gguf import convert_gguf as convert
 from spectrain.interop.gguf import package_folder
 from spectrain.manifest import TargetRecord, read_manifest, target_record, template_kwargs
 from spectrain.measured_options import acceptance_settings, checked, trees
+from spectrain.places import check_writable
 from spectrain.target import Target, load_target
+from spectrain.traffic import offering_to_drop, renderable
 from spectrain.tree_options import static_trees
 
+DROP = "--bad-rows drop"
 Tell = Callable[[Mapping[str, Any], str], None]
 
 
 def evaluate(options: argparse.Namespace) -> Path:
     """Measure a bundle on chat files; the path of acceptance.json."""
     config = acceptance_settings(options)
-    conversations = load_conversations(options.traffic)
-    folder = resolve_bundle(options.bundle)
-    target = _target(options, folder)
-    return evaluate_bundle(folder, target, conversations, config, Path(options.output),
-                           traffic=_traffic(options), baselines=(NgramConfig(),),
-                           original=_original(options, folder, target))  # fmt: skip
+    with offering_to_drop(DROP):
+        conversations, dropped = _chats(options)
+        folder = resolve_bundle(options.bundle)
+        target = _target(options, folder)
+        conversations = _answerable(conversations, target, config.max_new_tokens, dropped)
+        return evaluate_bundle(folder, target, conversations, config, Path(options.output),
+                               traffic=_traffic(options), baselines=(NgramConfig(),),
+                               original=_original(options, folder, target), dropped=_counted(dropped))  # fmt: skip
 
 
 def compare(options: argparse.Namespace) -> Path:
     """Measure several bundles and the baselines on chat files; the path of acceptance.json."""
     config, baselines = acceptance_settings(options), parse_baselines(options.baselines)
-    conversations = load_conversations(options.traffic)
-    folders = resolve_bundles(options.bundles)
-    target = _shared_target(options, folders)
-    return compare_bundles(folders, target, conversations, config, Path(options.output),
-                           traffic=_traffic(options), baselines=baselines)  # fmt: skip
+    with offering_to_drop(DROP):
+        conversations, dropped = _chats(options)
+        folders = resolve_bundles(options.bundles)
+        target = _shared_target(options, folders)
+        conversations = _answerable(conversations, target, config.max_new_tokens, dropped)
+        return compare_bundles(folders, target, conversations, config, Path(options.output),
+                               traffic=_traffic(options), baselines=baselines, dropped=_counted(dropped))  # fmt: skip
+
+
+def _chats(options: argparse.Namespace) -> tuple[list[Conversation], Dropped | None]:
+    """The traffic, and where rows of it that cannot be used are counted, if they may be left out."""
+    dropped = Dropped() if options.bad_rows == "drop" else None
+    return load_conversations(options.traffic, dropped), dropped
+
+
+def _answerable(conversations: list[Conversation], target: Target, max_new_tokens: int,
+                dropped: Dropped | None) -> list[Conversation]:  # fmt: skip
+    """Without the chats that the template refuses or that leave no room for an answer, where these are dropped."""
+    if dropped is None:
+        return conversations
+    limit = context(target.config)
+    room = None if limit is None else limit - max_new_tokens
+    kept = renderable(conversations, target.tokenizer, room, None, dropped)
+    if not kept:
+        raise SpectrainError(f"every conversation is left out: {dropped}\n{dropped.listing()}")
+    if dropped.total and processes().is_main_process:
+        print(f"left out: {dropped}\n{dropped.listing()}", flush=True)
+    return kept
+
+
+def _counted(dropped: Dropped | None) -> dict[str, int]:
+    return {} if dropped is None else dropped.by_reason()
 
 
 def _traffic(options: argparse.Namespace) -> str:
@@ -104,6 +138,8 @@ def tree(options: argparse.Namespace) -> None:
         raise SpectrainError(f"{low} {sizes[low]}: expected a whole number of at least 1")
     conversations = choose(load_conversations(options.traffic), options.conversations, 0)
     folder = resolve_bundle(options.bundle)
+    if Path(options.bundle).is_dir():
+        check_writable("BUNDLE", folder)
     target = _target(options, folder)
     drafter, _, notes = load_drafter(folder, target)
     for note in notes:

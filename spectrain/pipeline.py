@@ -8,7 +8,6 @@ in ``prepared``, where recipes with the same target and traffic share them.
 from __future__ import annotations
 
 import json
-import os
 import shutil
 from dataclasses import asdict, dataclass
 from functools import cached_property
@@ -37,6 +36,7 @@ from spectrain.identity import first_difference
 from spectrain.interop import WEIGHTS_FILE, format_for_type
 from spectrain.manifest import read_manifest
 from spectrain.on_policy import training_prompts
+from spectrain.places import check_writable
 from spectrain.regenerate import regenerate
 from spectrain.reload import check_reload
 from spectrain.target import Target, load_target
@@ -72,8 +72,8 @@ class Run:
     def __init__(self, recipe: Recipe, *, progress: bool = True) -> None:
         self.recipe, self.folder, self.progress = recipe, Path(recipe.output), progress
         self.prepared = Path(recipe.prepared or recipe.output)
-        _check_writable("output", self.folder)
-        _check_writable("prepared", self.prepared)
+        check_writable("output", self.folder)
+        check_writable("prepared", self.prepared)
 
     @cached_property
     def target(self) -> Target:
@@ -102,11 +102,17 @@ class Run:
         return self._traffic.train, self._traffic.heldout
 
     @cached_property
-    def _traffic(self) -> Traffic:
-        data, drop_bad = self.recipe.data, self.recipe.data.bad_rows == "drop"
-        traffic = read_traffic(data, drop_bad=drop_bad, answers=self.recipe.regenerate is None)
+    def _given(self) -> Traffic:
+        """The chats as their files have them; needs no target."""
+        data = self.recipe.data
+        traffic = read_traffic(data, drop_bad=data.bad_rows == "drop", answers=self.recipe.regenerate is None)
         self.say(str(check_traffic(data, traffic)))
-        if drop_bad:
+        return traffic
+
+    @cached_property
+    def _traffic(self) -> Traffic:
+        traffic = self._given
+        if self.recipe.data.bad_rows == "drop":
             traffic = usable(self.recipe, traffic, self.target.tokenizer, context(self.target.config))
             traffic.check_not_empty()
         return traffic
@@ -114,6 +120,7 @@ class Run:
     def prepare(self) -> Prepared:
         """Split, let the target answer, encode, and extract features. The main process works, then the others read."""
         with processes().main_process_first(), offering_to_drop():
+            _ = self._given  # a file that is not there shows before a target is loaded
             return self._prepare()
 
     def _prepare(self) -> Prepared:
@@ -178,6 +185,7 @@ class Run:
         if not self.recipe.drafter.trainable:
             family = self.recipe.drafter.type
             raise SpectrainError(f"drafter type {family!r} has nothing to train; measure it as one of the baselines")
+        _ = self._given  # as in prepare
         _check_device(self.target.device, processes().device)
         start = self._start()  # before hours of preparation
         prepared = self.prepare()
@@ -256,7 +264,8 @@ class Run:
         path = evaluate_bundle(
             self.bundle, self.target, heldout, config or self.recipe.evaluation, output or self.folder,
             traffic=", ".join(Path(p).name for p in self.recipe.data.heldout) or "held-out share of the training files",
-            baselines=self.recipe.baselines, progress=self.progress,
+            baselines=self.recipe.baselines, dropped=self._traffic.dropped["heldout"].by_reason(),
+            progress=self.progress,
         )  # fmt: skip
         if processes().is_main_process:
             write_json(self.bundle / REPORT_FILE, json.loads(path.read_text(encoding="utf-8")))
@@ -266,15 +275,6 @@ class Run:
 def _top(key: dict[str, Any]) -> list[str]:
     """What a store's folder adds to its name where it also holds the likeliest tokens."""
     return [] if key["teacher_top_k"] is None else [f"top{key['teacher_top_k']}"]
-
-
-def _check_writable(key: str, folder: Path) -> None:
-    """SpectrainError where the recipe's ``folder`` can neither be written into nor made; nothing is made yet."""
-    there = next(place for place in (folder, *folder.parents) if place.exists())
-    if not there.is_dir():
-        raise SpectrainError(f"{key} {folder}: {there} is a file, expected a folder; choose another place")
-    if not os.access(there, os.W_OK | os.X_OK):
-        raise SpectrainError(f"{key} {folder}: {there} cannot be written into; choose another place")
 
 
 def _check_device(target: torch.device, training: torch.device) -> None:

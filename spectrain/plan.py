@@ -75,7 +75,11 @@ def _options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--o", type=float, metavar="STEPS", help="steps that the rest of a round takes (default: 0)")
     option(parser, "--batch", "one size", otherwise="1")
     option(parser, "--report", "measured numbers take the place of those not given")
-    parser.add_argument("--contender", metavar="NAME", help="of that report, a chain (default: its verdict's best)")
+    parser.add_argument(
+        "--contender",
+        metavar="NAME",
+        help="of that report, a chain (default: the trained drafter's best, or without one the verdict's)",
+    )
     option(parser, "--json", "every draft length, and the best")
 
 
@@ -167,7 +171,7 @@ def _measured(options: argparse.Namespace) -> Plan:
     document = read_document(options.report)
     sampler = document["samplers"][0]
     chains = {c["contender"]: c for c in document["cost_model"]["chains"] if c["sampler"] == sampler["name"]}
-    chain = _chain(options, sampler, chains)
+    chain = _chain(options, document, chains)
     numbers = next(c for c in sampler["contenders"] if c["contender"] == chain["contender"])["pooled"]
     survival = [row["rate"] for row in numbers["marginal_survival"] if row["rate"] is not None]
     family = [
@@ -182,7 +186,8 @@ def _measured(options: argparse.Namespace) -> Plan:
         ours = [(c["k"], row["v"]) for c in family for row in c["by_batch"] if row["batch"] == options.batch]
         points = [(0.0, _plain_v(document["load"], options.batch)), *ours]
     found = Plan(survival, (costs["c"] or 0.0) * share, [interpolate(points, k) for k in range(len(survival) + 1)],
-                 costs["o"], chain["alpha"], chain["contender"], options.batch)  # fmt: skip
+                 costs["o"], chain["alpha"], chain["contender"], options.batch,
+                 _taken(options, document, chain["contender"]))  # fmt: skip
     given = _acceptance(options)
     if given is not None:
         found = replace(found, survival=given[0], alpha=given[1])
@@ -196,14 +201,32 @@ def _measured(options: argparse.Namespace) -> Plan:
     return replace(found, v=v, c=c, o=o, notes=notes)
 
 
-def _chain(options: argparse.Namespace, sampler: dict[str, Any], chains: dict[str, dict[str, Any]]) -> dict[str, Any]:
-    best = sampler["verdict"]["overall"]["best"]
-    name = options.contender or (best["contender"] if best else None)
+def _chain(options: argparse.Namespace, document: dict[str, Any], chains: dict[str, dict[str, Any]]) -> dict[str, Any]:
+    name = options.contender or _planned(document)
     if name not in chains:
         found = f"found {', '.join(chains)}; name one with --contender" if chains else "it has none"
         what = "its verdict is about none" if name is None else f"{name!r} is no chain of this report"
         raise SpectrainError(f"{options.report}: {what}; {found}")
     return chains[name]
+
+
+def _planned(document: dict[str, Any]) -> str | None:
+    """The contender that the report's verdict is about; the trained drafter's best where it is about another one."""
+    from spectrain.evaluation.trained import fastest_trained
+
+    block = document["samplers"][0]
+    verdict, trained = block["verdict"], fastest_trained(document, block)
+    best = (verdict["by_drafter"][trained] if trained else verdict)["overall"]["best"]
+    return best["contender"] if best else None
+
+
+def _taken(options: argparse.Namespace, document: dict[str, Any], name: str) -> tuple[str, ...]:
+    """Says which contender was taken, where nobody named it and the report's verdict is about another one."""
+    best = document["samplers"][0]["verdict"]["overall"]["best"]
+    if options.contender is not None or best is None or best["contender"] == name:
+        return ()
+    return (f"{name} is taken, the trained drafter's best; the report's best is {best['contender']}: plan it with "
+            f"--contender '{best['contender']}'",)  # fmt: skip
 
 
 def _at_batch(options: argparse.Namespace, document: dict[str, Any], chain: dict[str, Any]) -> dict[str, Any]:

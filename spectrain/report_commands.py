@@ -44,8 +44,11 @@ def finish(document: Path, tell: Callable[[Mapping[str, Any], str], None]) -> No
     from spectrain.distributed import processes
 
     if processes().is_main_process:
+        from spectrain.evaluation.document import read_document
+        from spectrain.evaluation.told import told
+
         beside = "reports beside it: report.html, report.md, report.png, acceptance.csv"
-        tell(findings(document), f"measured: {document}; {beside}")
+        tell(findings(document), f"{told(read_document(document))}\n\nmeasured: {document}; {beside}")
     processes().destroy_process_group()
 
 

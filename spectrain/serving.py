@@ -16,6 +16,10 @@ from spectrain.interop.layouts import layouts_of
 from spectrain.manifest import Manifest, read_manifest, target_of
 
 
+class LeaveOffError(SpectrainError):
+    """The bundle's report says not to draft."""
+
+
 def serve_commands(bundle: Path, k: int | None = None) -> str:
     """How a bundle is served, as text for a shell; what to mind as comments. See ``invocations``."""
     return shell(invocations(bundle, k))
@@ -30,7 +34,8 @@ def invocations(bundle: Path, k: int | None = None) -> dict[str, Any]:
     """How vLLM, SGLang and transformers are started with a bundle: k, the reason for it, notes, and lines by server.
 
     ``k`` is the number of draft tokens a round; by default what the bundle's report recommends. Raises SpectrainError
-    where there is no report, or it recommends none, or nobody else takes such drafters.
+    where there is no report, it recommends a tree, or nobody else takes such drafters, and LeaveOffError where it says
+    to leave the drafter off.
     """
     manifest = read_manifest(bundle)
     config = read_config(bundle)
@@ -71,17 +76,21 @@ def _recommended(bundle: Path, family: str) -> tuple[int, str]:
             f"{bundle} has no {REPORT_FILE}: nobody has measured yet whether it pays; evaluate it, or give --k"
         )
     block = read_document(path)["samplers"][0]
-    found: dict[str, Any] = block["verdict"]["by_drafter"].get(family, {}).get("overall", {})
-    if not found or found["decision"] != "on":
-        reason = found.get("reason", f"{family} was not measured")
-        raise SpectrainError(
-            f"{path} says to leave it off ({block['name']}): {reason}; to serve it all the same, give --k"
+    overall, own = block["verdict"]["overall"], block["verdict"]["by_drafter"].get(family)
+    if own is None:
+        raise SpectrainError(f"{path} did not measure {family}; evaluate the bundle, or give --k")
+    # What the report's headline says, where that is about this drafter: older reports say another k of it elsewhere.
+    ours = overall["decision"] == "on" and overall["best"]["drafter"] == family
+    found, whose = (overall, "its verdict") if ours else (own["overall"], f"its verdict on {family} by itself")
+    if found["decision"] != "on":
+        raise LeaveOffError(
+            f"{path} says to leave it off ({block['name']}): {found['reason']}; to serve it all the same, give --k"
         )
     if not found["k"]:
         raise SpectrainError(
             f"{path} recommends the tree {found['contender']}, which these servers do not take; give --k"
         )
-    return int(found["k"]), f"{REPORT_FILE} says on, with {found['contender']} ({block['name']})"
+    return int(found["k"]), f"{REPORT_FILE} says on, with {found['contender']} ({block['name']}; {whose})"
 
 
 def _warnings(target: str, manifest: Manifest) -> list[str]:

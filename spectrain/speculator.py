@@ -12,7 +12,7 @@ for piece in stream(speculator, "Once upon a time", temperature=0.7):
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypedDict, Unpack, overload
 
@@ -43,7 +43,7 @@ class Settings(TypedDict, total=False):
     max_new_tokens: int  # 256
     min_new_tokens: int  # 0
     temperature: float  # 0: greedy
-    top_k: int | None
+    top_k: int | None  # it and top_p keep the likeliest token: at temperature 0 they change nothing
     top_p: float | None
     k: int | None  # draft tokens a round: 5
     shape: Shape | None  # or a tree
@@ -66,7 +66,8 @@ class Speculator:
 
 @dataclass(frozen=True)
 class Answer:
-    """Generated ``tokens`` (EOS included), their ``text``, why it ended, and what happened each round."""
+    """Generated ``tokens`` (EOS included), their ``text``, why it ended, and how: ``trace.rounds`` has what happened
+    each round, ``trace`` the seconds of the whole."""
 
     tokens: list[int]
     text: str
@@ -248,4 +249,4 @@ def _answer(result: Generation, target: Target) -> Answer:
     text = result.text
     if text is None or result.finished != "stop":
         text = str(target.tokenizer.decode(result.tokens, skip_special_tokens=True, clean_up_tokenization_spaces=False))
-    return Answer(result.tokens, text, result.finished, result)
+    return Answer(result.tokens, text, result.finished, replace(result, text=text))

@@ -37,12 +37,12 @@ class Traffic:
 
 
 @contextlib.contextmanager
-def offering_to_drop() -> Iterator[None]:
-    """An error of one row says that such rows may be left out."""
+def offering_to_drop(how: str = "data.bad_rows=drop") -> Iterator[None]:
+    """An error of one row says that such rows may be left out, and how."""
     try:
         yield
     except RowError as error:
-        raise SpectrainError(f"{error} (or leave such rows out, counted: data.bad_rows=drop)") from error
+        raise SpectrainError(f"{error} (or leave such rows out, counted: {how})") from error
 
 
 def read_traffic(data: DataConfig, *, drop_bad: bool, answers: bool) -> Traffic:
@@ -80,12 +80,14 @@ def usable(recipe: Recipe, traffic: Traffic, tokenizer: Any, limit: int | None) 
     for side, chats in traffic.sides.items():
         room = limit - budgets[side] if limit is not None and budgets[side] else None
         lengths = longest if side == "train" else None
-        sides[side] = _renderable(chats, tokenizer, room, lengths, traffic.dropped[side])
+        sides[side] = renderable(chats, tokenizer, room, lengths, traffic.dropped[side])
     return Traffic(**sides, dropped=traffic.dropped, split=traffic.split)
 
 
-def _renderable(chats: Sequence[Conversation], tokenizer: Any, room: int | None, longest: int | None,
-                dropped: Dropped) -> list[Conversation]:  # fmt: skip
+def renderable(chats: Sequence[Conversation], tokenizer: Any, room: int | None, longest: int | None,
+               dropped: Dropped) -> list[Conversation]:  # fmt: skip
+    """The chats whose prompt the template renders in at most ``room`` and ``longest`` tokens, where there are such
+    limits; the others are counted in ``dropped``."""
     kept = []
     for chat in chats:
         with leaving_out(dropped, chat.place):

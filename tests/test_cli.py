@@ -12,10 +12,11 @@ from pathlib import Path
 import pytest
 from safetensors.torch import load_file, save_file
 
-from spectrain import checkpoints, cli, measuring_commands
+from spectrain import checkpoints, cli, commands, measuring_commands, pipeline, places
 from spectrain.bundle import MANIFEST_FILE
 from spectrain.drafters.ranks import measured_tree
 from spectrain.drafters.tree_search import expected_accepted
+from spectrain.errors import SpectrainError
 from spectrain.evaluation import acceptance, exactness
 from spectrain.evaluation.document import read_document
 from spectrain.evaluation.measured_trees import MeasuredTree
@@ -154,6 +155,39 @@ def test_a_prompt_longer_than_the_context_is_named(fails, recipe, evaluate, tmp_
         assert "context of 256" in found
     assert not (tmp_path / "run").exists()
     assert not (tmp_path / "out").exists()
+
+
+def test_bad_rows_of_an_evaluation_are_dropped_where_that_is_asked_for(fails, evaluate, finished_run, tmp_path, capsys):
+    chats = (finished_run / "heldout.jsonl").read_text()
+    path = tmp_path / "chats.jsonl"
+    long = json.dumps({"id": "long", "prompt": "x" * 300})
+    for bad, named in (("{broken", f"{path}:1"), (long, "conversation 'long'")):
+        path.write_text(f"{bad}\n{chats}")
+        found = fails(cli.evaluate, *evaluate(traffic=path))
+        assert named in found
+        assert found.endswith("(or leave such rows out, counted: --bad-rows drop)")
+    path.write_text(f"{{broken\n{long}\n{chats}")
+    assert cli.guarded(cli.evaluate, list(map(str, evaluate(traffic=path, bad_rows="drop"))), "x") == 0
+    said = capsys.readouterr().out
+    assert f"not valid JSON: {path}:1" in said
+    document = read_document(tmp_path / "out" / "acceptance.json")
+    assert document["context"]["dropped"] == {"broken_json": 1, "no_room": 1}
+    report = (tmp_path / "out" / "report.md").read_text(encoding="utf-8")
+    assert "Left out: 2 rows of the traffic that could not be used (1 broken json, 1 no room)" in report
+    # What was found is told at the end, before where it lies.
+    assert "greedy (T=0): Leave it off" in said
+    assert re.search(r"eagle3 k=1 +\d", said)
+    path.write_text("{broken\n")
+    assert "no conversations in" in fails(cli.evaluate, *evaluate(traffic=path, bad_rows="drop"))
+
+
+def test_chats_are_read_before_a_target_is_loaded(fails, recipe, monkeypatch, tmp_path):
+    monkeypatch.setattr(pipeline, "load_target", lambda *_, **__: pytest.fail("a target was loaded"))
+    (tmp_path / "empty.jsonl").write_text("")
+    for command in (cli.prepare, cli.train, cli.run):
+        for name in ("nothere.jsonl", "empty.jsonl"):
+            assert name in fails(command, recipe, f"data.train=[{tmp_path / name}]")
+    assert not (tmp_path / "run").exists()
 
 
 def test_a_row_longer_than_the_context_is_named(fails, recipe, tmp_path):
@@ -561,9 +595,56 @@ def test_only_what_goes_on_says_so_when_interrupted(capsys):
 
 def test_an_output_that_is_a_file_is_named(fails, evaluate, tmp_path):
     (tmp_path / "out").write_text("mine")
-    found = fails(cli.evaluate, *evaluate(), code=1)
-    assert str(tmp_path / "out") in found
+    found = fails(cli.evaluate, *evaluate())
+    assert f"--output: folder {tmp_path / 'out'}: {tmp_path / 'out'} is a file, expected a folder" in found
     assert (tmp_path / "out").read_text() == "mine"
+
+
+PLACES = {
+    "ablation": "ablation {recipe} --variant base: --output {place}",
+    "compare": "compare none --traffic none.jsonl --output {place}",
+    "convert-gguf": "convert-gguf --file none.gguf {place}",
+    "evaluate": "evaluate none --traffic none.jsonl --output {place}",
+    "export": "export none sglang-eagle3 {place}",
+    "import": "import none {place} --target none",
+    "prepare": "prepare {recipe} output={place} data.train=[none.jsonl]",
+    "report": "report none.json --output {place}",
+    "run": "run {recipe} output={place} data.train=[none.jsonl]",
+    "side by side": "compare none.json none.json --output {place}",
+    "train": "train {recipe} prepared={place} data.train=[none.jsonl]",
+}
+
+
+@pytest.mark.parametrize("line", PLACES.values(), ids=PLACES)
+def test_a_place_that_takes_nothing_is_named_before_anything_is_read(fails, recipe, tmp_path, line):
+    """Nothing else that is named here is there, and nothing of it is asked for first."""
+    (tmp_path / "file").write_text("mine")
+    for place, why in ((tmp_path / "file" / "deeper", "is a file, expected a folder"),
+                       (Path("/proc/of/mine"), "/proc cannot be written into (")):  # fmt: skip
+        name, *arguments = line.format(recipe=recipe, place=place).split()
+        found = fails(cli.COMMANDS[name], *arguments)
+        assert f" {place}: " in found
+        assert why in found
+        assert "; choose another place" in found
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["file", "heldout.jsonl", "recipe.yaml", "train.jsonl"]
+
+
+def test_a_bundle_that_takes_no_ranks_is_named_before_its_target_is_loaded(fails, tree, monkeypatch):
+    def refuse(key, folder):
+        raise SpectrainError(f"{key} {folder}: cannot be written into")
+
+    monkeypatch.setattr(commands, "check_writable", refuse)
+    monkeypatch.setattr(commands, "load_target", lambda *_, **__: pytest.fail("a target was loaded"))
+    assert "cannot be written into" in fails(cli.COMMANDS["tree"], *tree())
+
+
+def test_a_full_disk_is_no_wrong_place(monkeypatch, tmp_path):
+    def full(**keywords):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(places.tempfile, "TemporaryDirectory", full)
+    with pytest.raises(OSError, match="No space left"):
+        places.check_writable("output", tmp_path)
 
 
 def test_a_report_needs_a_document(fails, tmp_path):
@@ -617,6 +698,28 @@ def test_what_the_system_refuses_is_one_message(fails, failure, message):
         raise failure
 
     assert fails(command, code=1) == message
+
+
+@pytest.mark.parametrize(
+    "line",
+    ["recipe medusa", "recipe medusa --json", "plan --alpha .7 --c .1 --k 1..1000", "prove --cases 1"],
+)  # fmt: skip
+def test_a_reader_that_leaves_is_no_error(line):
+    """As in ``spectrain ... | head -1``, however much there is to print."""
+    running = subprocess.Popen([sys.executable, "-m", "spectrain", *line.split()], cwd=ROOT,
+                               stdout=subprocess.PIPE, stderr=subprocess.PIPE)  # fmt: skip
+    running.stdout.close()
+    errors = running.stderr.read().decode()
+    assert running.wait() == 141
+    assert "error" not in errors.lower()
+    assert "Exception" not in errors
+
+
+def test_a_connection_that_breaks_is_an_error(fails):
+    def command(arguments, name):
+        raise BrokenPipeError(errno.EPIPE, "Broken pipe")
+
+    assert "Broken pipe" in fails(command, code=1)
 
 
 def test_a_fault_of_our_own_keeps_its_traceback():

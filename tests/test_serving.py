@@ -10,7 +10,9 @@ from pathlib import Path
 import pytest
 import torch
 
+from spectrain import cli
 from spectrain.bundle import save_drafter
+from spectrain.checkpoint_commands import serve_command
 from spectrain.drafters.language_model import LanguageModelConfig, LanguageModelDrafter
 from spectrain.drafters.medusa import MedusaConfig, MedusaDrafter
 from spectrain.errors import SpectrainError
@@ -38,11 +40,13 @@ def save(kind, config, target, folder, identity=HUB):
     return folder
 
 
-def decide(bundle, **changes):
-    """Change the verdict of the bundle's report."""
+def decide(bundle, overall=None, **changes):
+    """Change what the bundle's report says of its drafter, and of all (by default that none of them pays)."""
     path = bundle / "acceptance.json"
     document = json.loads(path.read_text())
-    document["samplers"][0]["verdict"]["by_drafter"]["eagle3"]["overall"].update(changes)
+    verdict = document["samplers"][0]["verdict"]
+    verdict["by_drafter"]["eagle3"]["overall"].update(changes)
+    verdict["overall"].update(overall or {"decision": "off", "contender": None, "k": 0})
     path.write_text(json.dumps(document))
 
 
@@ -76,6 +80,37 @@ def test_without_a_recommendation_k_has_to_be_given(bundle):
     assert serve_commands(bundle, 3).startswith("# 3 draft tokens a round: as given")
     with pytest.raises(SpectrainError, match="--k 0: expected a whole number from 1"):
         serve_commands(bundle, 0)
+
+
+def test_the_headlines_length_is_served_where_it_is_about_this_drafter(bundle):
+    """Of two verdicts that name different lengths the one that people read counts."""
+    best = {"contender": "eagle3 k=5", "drafter": "eagle3", "k": 5, "depth": 5}
+    path = bundle / "acceptance.json"
+    known = json.loads(path.read_text())["samplers"][0]["verdict"]["overall"]["best"]
+    on = {"decision": "on", "contender": "eagle3 k=5", "k": 5, "best": known | best}
+    own = {"decision": "on", "contender": "eagle3 k=3", "k": 3}
+    decide(bundle, on, **own)
+    assert serve_commands(bundle).startswith("# 5 draft tokens a round: acceptance.json says on, with eagle3 k=5 (")
+    assert "; its verdict)" in serve_commands(bundle)
+    decide(bundle, on | {"contender": "ngram k=5", "best": known | best | {"drafter": "ngram"}}, **own)
+    text = serve_commands(bundle)
+    assert text.startswith("# 3 draft tokens a round: acceptance.json says on, with eagle3 k=3 (")
+    assert "; its verdict on eagle3 by itself)" in text
+
+
+def test_a_report_that_says_off_is_an_answer_and_no_mistake(bundle, capsys):
+    decide(bundle, decision="off", k=0, contender=None, reason="slower than plain decoding")
+    assert cli.guarded(serve_command, [str(bundle)], "spectrain serve-command") == 1
+    said = capsys.readouterr()
+    assert said.out.startswith("# ")
+    assert "says to leave it off" in said.out
+    assert said.err == ""
+    assert cli.guarded(serve_command, [str(bundle), "--json"], "spectrain serve-command") == 1
+    found = json.loads(capsys.readouterr().out)
+    assert (found["k"], found["servers"]) == (0, {})
+    assert cli.guarded(serve_command, [str(bundle), "--k", "2"], "spectrain serve-command") == 0
+    (bundle / "acceptance.json").unlink()
+    assert cli.guarded(serve_command, [str(bundle)], "spectrain serve-command") == 2
 
 
 def test_draft_models_and_revisions(chat_target, tmp_path):

@@ -52,6 +52,24 @@ def test_an_answer_is_the_targets_own(speculator, shape):
     assert all(r.nodes <= shape.nodes and r.accepted <= r.proposed <= shape.depth for r in answer.trace.rounds)
 
 
+def test_the_trace_of_an_answer_has_its_text(speculator):
+    for settings in ({}, {"stop": ["a", "e"]}):
+        answer = generate(speculator, CHAT, max_new_tokens=12, **settings)
+        assert answer.trace.text == answer.text
+        assert answer.trace.tokens == answer.tokens
+
+
+@pytest.mark.parametrize("more", [{"top_k": 1}, {"top_k": 3}, {"top_p": 1e-6}, {"top_k": 5, "top_p": 0.5}], ids=str)
+def test_top_k_and_top_p_change_nothing_of_a_greedy_answer(speculator, more):
+    """The likeliest token is always among those that are kept."""
+    logits = torch.randn(64, 30, generator=torch.Generator().manual_seed(0))
+    assert torch.equal(Sampler(0.0, **more).probabilities(logits), Sampler().probabilities(logits))
+    kept = Sampler(1.0, **more).probabilities(logits)
+    assert (kept.gather(-1, logits.argmax(-1, keepdim=True)) > 0).all()
+    whole = generate(speculator, CHAT, max_new_tokens=12)
+    assert generate(speculator, CHAT, max_new_tokens=12, **more).tokens == whole.tokens
+
+
 def test_text_ids_and_chats_are_prompts(speculator):
     ids = speculator.target.tokenizer("hello 123")["input_ids"]
     assert generate(speculator, "hello 123", max_new_tokens=5).tokens == plain(speculator, ids, 5).tokens

@@ -67,6 +67,10 @@ class Dropped:
     def total(self) -> int:
         return sum(self.counts.values())
 
+    def by_reason(self) -> dict[str, int]:
+        """Counts of the reasons that there were."""
+        return {reason: count for reason, count in self.counts.items() if count}
+
     def __str__(self) -> str:
         return ", ".join(f"{count} {REASONS[reason]}" for reason, count in self.counts.items())
 

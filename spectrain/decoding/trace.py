@@ -41,10 +41,11 @@ class Round:
 class Generation:
     """Generated ``tokens`` (the first one comes from the prefill), the rounds, and device seconds.
 
-    ``text`` is the answer without its stop string, where stop strings were given. ``prefill_s`` is the target's part
-    of the prefill; ``total_s`` also holds the drafter's. ``state_bytes`` is the most that the drafter's state, which
-    a batch shares, held after any of its rounds, and ``cache_bytes`` the most that the target's cache of keys and
-    values did, after the prefill or a round. ``lossy``: verification did not keep the target's law.
+    ``text`` is the answer without its stop string, where stop strings were given; no other is made here.
+    ``prefill_s`` is the target's part of the prefill; ``total_s`` also holds the drafter's. ``state_bytes`` is the most
+    that the drafter's state, which a batch shares, held after any of its rounds, and ``cache_bytes`` the most that the
+    target's cache of keys and values did, after the prefill or a round. ``lossy``: verification did not keep the
+    target's law.
     """
 
     tokens: list[int] = field(default_factory=list)

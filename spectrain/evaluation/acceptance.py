@@ -16,6 +16,7 @@ import torch
 
 from spectrain.data.batches import live_batch
 from spectrain.data.conversations import Conversation, EncodedRow, render_prompt
+from spectrain.data.dropped import RowError
 from spectrain.decoding import Generation, generate, generate_plain
 from spectrain.decoding.requests import check_request
 from spectrain.drafters import TrainableDrafter
@@ -48,7 +49,7 @@ def prompt_ids(target: Target, conversation: Conversation, max_new_tokens: int) 
     try:
         check_request(target, ids, max_new_tokens)
     except SpectrainError as error:
-        raise SpectrainError(f"conversation {conversation.id!r}: {error}") from error
+        raise RowError("no_room", f"conversation {conversation.id!r}: {error}") from error
     return ids
 
 

@@ -65,11 +65,12 @@ class Entrant:
 
 def evaluate_bundle(bundle: Path, target: Target, conversations: Sequence[Conversation], config: AcceptanceConfig,
                     output: Path, *, traffic: str, baselines: Sequence[AnyDrafterConfig] = (),
-                    original: Target | None = None, progress: bool = True) -> Path:  # fmt: skip
+                    original: Target | None = None, dropped: Mapping[str, int] | None = None,
+                    progress: bool = True) -> Path:  # fmt: skip
     """Measure a bundle beside plain decoding and baselines; the path of ``acceptance.json`` (reports beside it).
 
     ``target`` may be the one that the bundle's own was derived from: then its own is loaded and measured. Where it is
-    the bundle's own, ``original`` is what the drift is measured against.
+    the bundle's own, ``original`` is what the drift is measured against. ``dropped``: unusable rows, by reason.
     """
     entrant = _load(bundle, target, original)
     manifest, drafter = entrant.manifest, entrant.drafter
@@ -77,14 +78,16 @@ def evaluate_bundle(bundle: Path, target: Target, conversations: Sequence[Conver
     for tree in config.trees:  # what only a baseline could fill says nothing of the bundle
         check_shape(filled(tree), deepest=drafter.deepest, columns=drafter.columns, trees=drafter.trees, name=family)
     identity = {"weights": manifest.target.weights_digest, "bundle": manifest.files[WEIGHTS_FILE]}
-    about = {"drafter": {"name": family, "weights": manifest.files[WEIGHTS_FILE], **entrant.described()}}
+    named = {"name": family, "weights": manifest.files[WEIGHTS_FILE], **entrant.described()}
+    about = {"drafter": named, "dropped": dict(dropped or {})}
     return _evaluate({family: entrant}, entrant.target, conversations, config, output, identity, about, traffic=traffic,
                      baselines=baselines, progress=progress)  # fmt: skip
 
 
 def compare_bundles(bundles: Mapping[str, Path], target: Target, conversations: Sequence[Conversation],
                     config: AcceptanceConfig, output: Path, *, traffic: str,
-                    baselines: Sequence[AnyDrafterConfig] = (), progress: bool = True) -> Path:  # fmt: skip
+                    baselines: Sequence[AnyDrafterConfig] = (), dropped: Mapping[str, int] | None = None,
+                    progress: bool = True) -> Path:  # fmt: skip
     """Measure several bundles of one target in one run; ``acceptance.json`` with a leaderboard (reports beside it).
 
     Those whose own target was derived from ``target`` are measured with their own, beside plain decoding of it.
@@ -109,7 +112,7 @@ def compare_bundles(bundles: Mapping[str, Path], target: Target, conversations: 
         for name, entrant in entrants.items()
     }
     facts |= {b.type: {**b.model_dump(mode="json"), "bytes": 0, "training": None} for b in baselines}
-    about = {"drafter": {"name": ", ".join(names)}, "drafters": facts}
+    about = {"drafter": {"name": ", ".join(names)}, "drafters": facts, "dropped": dict(dropped or {})}
     return _evaluate(entrants, target, conversations, config, output, identity, about, traffic=traffic,
                      baselines=baselines, progress=progress)  # fmt: skip
 

@@ -2,7 +2,8 @@
 
 The fastest of several is chosen after the fact, which flatters it. With m contenders to choose among, each is held to
 an interval of confidence 1 - 0.05/m (Bonferroni), so that the chance of turning on one that does not pay stays what it
-is with a single one.
+is with a single one. All that one measurement says is held to the same m, of one drafter as of all together: then what
+is said of a drafter and what is said of all cannot differ in which k to take, and holds together.
 """
 
 from __future__ import annotations
@@ -66,49 +67,50 @@ def fewest(comparisons: int = 1) -> int:
 FEWEST_CONVERSATIONS = fewest()
 
 
-def decide(rivals: Sequence[Rival], count: int, unit: str = "conversations") -> Decided:
+def decide(rivals: Sequence[Rival], count: int, unit: str = "conversations", comparisons: int | None = None) -> Decided:
     """Turn on the fastest whose adjusted interval lies above 1, if any.
 
     Args:
         rivals: at least one.
         count: conversations (or whatever ``unit`` is) that the intervals resample.
+        comparisons: how many were measured to choose among, where these are only some of them.
     """
     ranked = sorted(rivals, key=lambda rival: rival.speedup["value"], reverse=True)
-    first, least = ranked[0], fewest(len(ranked))
-    among = f" to choose among {len(ranked)}" if least > FEWEST_CONVERSATIONS else ""
+    m = max(comparisons or 0, len(ranked))
+    first, least = ranked[0], fewest(m)
+    among = f" to choose among {m}" if least > FEWEST_CONVERSATIONS else ""
     if count < least:
         needed = least if first.speedup["value"] > 1 else None
         return Decided("off", first, None, f"too few {unit}: {count}, at least {least} are needed{among}", needed)
     if any(rival.speedup["low"] is None for rival in ranked):
         return Decided("off", first, None, f"too few {unit} with more than one token to have an interval")
-    confidence = adjusted_confidence(len(ranked))
+    confidence = adjusted_confidence(m)
     for rival in ranked:
         if rival.speedup["low"] > 1:  # the adjusted interval is wider
-            adjusted = _adjusted(rival, ranked, confidence)
+            adjusted = _adjusted(rival, m)
             if adjusted["low"] > 1:
-                return Decided("on", rival, adjusted, f"the interval lies above 1{_chosen(rival, ranked, confidence)}")
-    adjusted = _adjusted(first, ranked, confidence)
+                return Decided("on", rival, adjusted, f"the interval lies above 1{_chosen(rival, ranked, m)}")
+    adjusted = _adjusted(first, m)
     if first.speedup["high"] < 1:
         return Decided("off", first, adjusted, "slower than plain decoding")
     needed = conversations_needed(adjusted, count)
     rough = f"; roughly {needed} {unit} would settle a gain of this size" if needed else ""
     reason = f"the interval includes 1{rough}"
     if first.speedup["low"] > 1:
-        reason = f"the interval lies above 1, but not at {confidence:.1%}, which choosing among {len(ranked)} asks for"
+        reason = f"the interval lies above 1, but not at {confidence:.1%}, which choosing among {m} asks for"
         reason += rough
     return Decided("off", first, adjusted, reason, needed)
 
 
-def _adjusted(rival: Rival, ranked: Sequence[Rival], confidence: float) -> Interval:
-    return rival.speedup if len(ranked) == 1 else rival.at_confidence(confidence)
+def _adjusted(rival: Rival, m: int) -> Interval:
+    return rival.speedup if m == 1 else rival.at_confidence(adjusted_confidence(m))
 
 
-def _chosen(rival: Rival, ranked: Sequence[Rival], confidence: float) -> str:
-    if len(ranked) == 1:
+def _chosen(rival: Rival, ranked: Sequence[Rival], m: int) -> str:
+    if m == 1:
         return ""
-    place = ranked.index(rival)
-    faster = f"; {ranked[0].name} was faster here, but not for certain" if place else ""
-    return f", also at {confidence:.1%}, for it was chosen among {len(ranked)}{faster}"
+    faster = "" if rival is ranked[0] else f"; {ranked[0].name} was faster here, but not for certain"
+    return f", also at {adjusted_confidence(m):.1%}, for it was chosen among {m}{faster}"
 
 
 def conversations_needed(speedup: Interval, count: int) -> int | None:

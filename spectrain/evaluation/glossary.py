@@ -79,7 +79,7 @@ DEFINITIONS = (
         "conversations, its rule keeps the target's law and its greedy output (near ties apart) is plain decoding's; "
         "otherwise off. The "
         "fastest of several is chosen after the fact, which flatters it: the interval it needs is wider then "
-        "(Bonferroni).",
+        "(Bonferroni), as wide for a drafter by itself as for all that were measured.",
     ),
     (
         "leaderboard",

@@ -22,6 +22,7 @@ from spectrain.evaluation.glossary import DEFINITIONS
 from spectrain.evaluation.leaves import EVERYTHING
 from spectrain.evaluation.report import template_environment, write_texts
 from spectrain.evaluation.svg import INK, Plot, draw_svg
+from spectrain.evaluation.trained import fastest_trained, trained_drafters
 from spectrain.evaluation.view import changed, title
 from spectrain.evaluation.wording import headline, interval, percent
 
@@ -139,13 +140,11 @@ def _sampler(name: str, documents: Documents) -> dict[str, Any]:
     kinds = list(dict.fromkeys(kind for block in blocks.values() for kind in block["kinds"] if "/" not in kind))
     return {
         "name": name,
-        "verdicts": [
-            (label, headline(b["verdict"]["overall"], changed=changed(documents[label])), b["verdict"]["overall"])
-            for label, b in blocks.items()
-        ],
+        "verdicts": [row for label, b in blocks.items() for row in _verdicts(label, documents[label], b)],
         "kinds": kinds,
         "by_kind": [
-            (kind, [(label, b["verdict"]["by_kind"].get(kind)) for label, b in blocks.items()]) for kind in kinds
+            (kind, [(label, _own(documents[label], b)["by_kind"].get(kind)) for label, b in blocks.items()])
+            for kind in kinds
         ],
         "rows": sorted(
             (
@@ -156,6 +155,24 @@ def _sampler(name: str, documents: Documents) -> dict[str, Any]:
             key=lambda row: -row["numbers"]["tokens_per_second"]["value"],
         ),
     }
+
+
+def _own(document: Mapping[str, Any], block: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The verdicts on a report's trained drafter, the fastest of several; of one without any, those over all."""
+    trained = fastest_trained(document, block)
+    found: Mapping[str, Any] = block["verdict"] if trained is None else block["verdict"]["by_drafter"][trained]
+    return found
+
+
+def _verdicts(label: str, document: Mapping[str, Any], block: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """A row for each trained drafter of a report, or one over all; and which contender was faster still there."""
+    best = block["verdict"]["overall"]["best"]
+    own = [block["verdict"]["by_drafter"][name]["overall"] for name in trained_drafters(document, block)]
+    return [
+        {"report": label, "headline": headline(verdict, changed=changed(document)), "verdict": verdict,
+         "faster": best if best and verdict["best"] and best["contender"] != verdict["best"]["contender"] else None}
+        for verdict in own or [block["verdict"]["overall"]]
+    ]  # fmt: skip
 
 
 def _alpha(document: Mapping[str, Any], block: Mapping[str, Any], contender: Mapping[str, Any]) -> Any:

@@ -9,6 +9,7 @@ plain decoding resample the same conversations on both sides.
 from __future__ import annotations
 
 import copy
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any
@@ -134,6 +135,12 @@ def _sampler_block(sampler: dict[str, Any], group: list[Answers], context: Mappi
 
     distribution = None if described.greedy else _distribution(group)
     inexact = departures(exactness, distribution)
+    comparisons = Counter(c["baseline"] for c in drafting if not c["lossy"] and c["contender"] not in inexact)
+
+    def verdicts(contenders: Sequence[dict[str, Any]]) -> dict[str, Any]:
+        among = max((comparisons[c["baseline"]] for c in contenders), default=0)
+        return _verdicts(contenders, kinds, inexact, speedup_at, load, among)
+
     return {
         "name": described.describe(),
         "sampler": sampler,
@@ -146,9 +153,9 @@ def _sampler_block(sampler: dict[str, Any], group: list[Answers], context: Mappi
             leaderboard(group, contenders, inexact, described.describe(), context) if context.get("drafters") else None
         ),
         "verdict": {
-            **_verdicts([c for c in drafting if c["baseline"] == PLAIN], kinds, inexact, speedup_at, load),
+            **verdicts([c for c in drafting if c["baseline"] == PLAIN]),
             "by_drafter": {
-                drafter: _verdicts([c for c in drafting if c["drafter"] == drafter], kinds, inexact, speedup_at, load)
+                drafter: verdicts([c for c in drafting if c["drafter"] == drafter])
                 for drafter in dict.fromkeys(c["drafter"] for c in drafting)
             },
         },
@@ -167,14 +174,16 @@ def _distribution(group: Sequence[Answers]) -> list[dict[str, Any]] | None:
 
 def _verdicts(contenders: Sequence[dict[str, Any]], kinds: Sequence[str], inexact: Mapping[str, str],
               speedup_at: Callable[[str | None, str, float], dict[str, Any]],
-              load: Mapping[str, Any] | None) -> dict[str, Any]:  # fmt: skip
+              load: Mapping[str, Any] | None, comparisons: int) -> dict[str, Any]:  # fmt: skip
     """Verdicts of these contenders over all conversations, and over those of each kind. Batches are drawn from all
-    kinds, so they say nothing of one."""
+    kinds, so they say nothing of one. ``comparisons``: as many as were measured beside the same plain decoding."""
     by_kind = {
-        kind: verdict_block([(c, c["by_kind"][kind]) for c in contenders], inexact, partial(speedup_at, kind))
+        kind: verdict_block([(c, c["by_kind"][kind]) for c in contenders], inexact, partial(speedup_at, kind),
+                            comparisons=comparisons)
         for kind in kinds
-    }
-    overall = verdict_block([(c, c["pooled"]) for c in contenders], inexact, partial(speedup_at, None), load)
+    }  # fmt: skip
+    overall = verdict_block([(c, c["pooled"]) for c in contenders], inexact, partial(speedup_at, None), load,
+                            comparisons)  # fmt: skip
     return {"overall": overall, "by_kind": by_kind}
 
 

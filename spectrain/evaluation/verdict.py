@@ -57,6 +57,7 @@ def verdict_block(
     inexact: Mapping[str, str],
     speedup_at: Callable[[str, float], Block],
     load: Mapping[str, Any] | None = None,
+    comparisons: int = 0,
 ) -> Block:
     """On when the interval of the best contender's decode speedup lies above 1, otherwise off, and why.
 
@@ -66,6 +67,7 @@ def verdict_block(
             are never on.
         speedup_at: name and confidence → the interval of its decode speedup at that confidence.
         load: the document's ``load``, where these contenders were measured in batches with the same sampler.
+        comparisons: how many were measured to choose among, where these are only some of them.
 
     Returns:
         ``decision``, ``contender`` and ``k`` (null and 0 when off; ``k`` is null for a tree), ``reason``, ``best``
@@ -96,7 +98,8 @@ def verdict_block(
     count = min(numbers["decoded"] for _, numbers in exact.values())
     everything = next(iter(exact.values()))[1]["conversations"]
     unit = "conversations" if count == everything else "conversations with more than one token"
-    decided = decide([_rival(*pair, speedup_at) for pair in exact.values()], count, unit)
+    comparisons = max(comparisons, len(exact))
+    decided = decide([_rival(*pair, speedup_at) for pair in exact.values()], count, unit, comparisons)
     contender, numbers = exact[decided.rival.name]
     best = _best(contender, numbers)
     needed = None if decided.needed is None else math.ceil(decided.needed * everything / count)
@@ -106,7 +109,7 @@ def verdict_block(
         "k": best["k"] if decided.on else 0,
         "reason": decided.reason,
         "best": best,
-        "comparisons": len(exact),
+        "comparisons": comparisons,
         "adjusted": decided.adjusted,
         "up_to_batch": up_to_batch(load, best["contender"]) if load and decided.on else None,
         "conversations_needed": needed,

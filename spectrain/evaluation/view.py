@@ -9,8 +9,10 @@ from typing import Any
 from spectrain.evaluation.glossary import DEFINITIONS
 from spectrain.evaluation.learning import learning_curves, without_curve
 from spectrain.evaluation.leaves import EVERYTHING
+from spectrain.evaluation.trained import fastest_trained
 from spectrain.evaluation.wording import (
     cautions,
+    change_sentence,
     drafter_sentence,
     drift_sentence,
     exactness_sentence,
@@ -58,13 +60,14 @@ def changed(document: Mapping[str, Any]) -> bool:
 
 def _sampler_view(block: Mapping[str, Any], confidence: str, document: Mapping[str, Any]) -> dict[str, Any]:
     overall, own_target = block["verdict"]["overall"], changed(document)
+    trained = fastest_trained(document, block)
     drafters = [c for c in block["contenders"] if c["shape"] is not None]
     return {
         "block": block,
         "decision": overall["decision"],
         "headline": headline(overall, changed=own_target),
         "sentence": sentence(overall, confidence, changed=own_target),
-        "would_change": overall["would_change"],
+        "would_change": change_sentence(block["verdict"], trained),
         "kinds": kind_sentence(block["verdict"]["by_kind"]),
         "drafters": drafters,
         "law": law_sentence(drafters, changed=own_target),
@@ -72,7 +75,7 @@ def _sampler_view(block: Mapping[str, Any], confidence: str, document: Mapping[s
         "law_test": law_test_sentence(block["distribution"]),
         "rows": _ranked(block),
         "leaderboards": _leaderboards(block["leaderboard"]),
-        "trained": drafter_sentence(block["verdict"], document["context"]["drafter"]["name"]),
+        "trained": drafter_sentence(block["verdict"], trained),
         "by_drafter": [
             (drafter, kind, verdict)
             for drafter, verdicts in block["verdict"]["by_drafter"].items()

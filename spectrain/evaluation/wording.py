@@ -195,6 +195,12 @@ def cautions(document: Mapping[str, Any]) -> list[str]:
             "The held-out conversations also chose the training step, which flatters the trained drafter slightly; "
             "measure on conversations that no choice has seen to be rid of it."
         )
+    if left_out := context.get("dropped"):
+        named = ", ".join(f"{count} {reason.replace('_', ' ')}" for reason, count in left_out.items())
+        found.append(
+            f"Left out: {plural(sum(left_out.values()), 'row')} of the traffic that could not be used ({named}); the "
+            "numbers are of the others."
+        )
     if (stopped := context.get("stopped_early")) is not None:
         found.append(
             f"Stopped early, by the rule {stopped['rule']}: the interval's half-width is {stopped['half_width']:.3g}, "
@@ -237,14 +243,32 @@ def drift_sentence(name: str, found: Mapping[str, Any]) -> str:
     )
 
 
-def drafter_sentence(verdict: Mapping[str, Any], trained: str) -> str:
+def drafter_sentence(verdict: Mapping[str, Any], trained: str | None) -> str:
     """What the trained drafter buys, where another one is the fastest and would hide it."""
-    own = verdict["by_drafter"].get(trained)
-    best = verdict["overall"]["best"]
-    if own is None or best is None or best["drafter"] == trained or own["overall"]["best"] is None:
+    own = _hidden(verdict, trained)
+    if own is None:
         return ""
     speedup = own["overall"]["best"]["decode_speedup"]["value"]
     kinds = kind_sentence(own["by_kind"])
     return (
         f"The trained drafter {trained} by itself: {own['overall']['decision']} ({number(speedup)}×). {kinds}".strip()
     )
+
+
+def change_sentence(verdict: Mapping[str, Any], trained: str | None) -> str:
+    """What would change the verdict; first of all for the trained drafter, where another one would hide it."""
+    own, overall = _hidden(verdict, trained), verdict["overall"]
+    if own is None or own["overall"]["decision"] == "on":
+        return f"What would change it: {overall['would_change']}." if overall["would_change"] else ""
+    found = [(f"for the trained {own['overall']['best']['contender']}", own["overall"]["would_change"])]
+    found.append((f"for {overall['best']['contender']}", overall["would_change"]))
+    return f"What would change it {'. And '.join(f'{who}: {what}' for who, what in found if what)}."
+
+
+def _hidden(verdict: Mapping[str, Any], trained: str | None) -> Mapping[str, Any] | None:
+    """The trained drafter's verdicts, where the verdict over all is about another one."""
+    own: Mapping[str, Any] | None = verdict["by_drafter"].get(trained)
+    best = verdict["overall"]["best"]
+    if own is None or best is None or best["drafter"] == trained or own["overall"]["best"] is None:
+        return None
+    return own

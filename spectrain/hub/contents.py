@@ -12,6 +12,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from spectrain.bundle import REPORT_FILE, BundleContents, read_bundle, unchecked
+from spectrain.drafters.ranks import RANKS_FILE, read_ranks
 from spectrain.errors import SpectrainError
 from spectrain.evaluation.report import PICTURE, render_picture
 from spectrain.files import file_digest
@@ -90,6 +91,8 @@ def gather(request: Request) -> Publication:
     document = _document(document, contents.manifest, manifest)
     files[REPORT_FILE] = _json(document)
     files[PICTURE] = _picture(document)
+    if (request.bundle / RANKS_FILE).is_file():
+        files[RANKS_FILE] = _json(read_ranks(request.bundle))
     given = {**metadata, **request.metadata}
     method = format_of_config(contents.config, str(request.bundle)).SERVED.vllm
     files[CARD_FILE] = write_card(request.repo, contents.folder, manifest, document, given, method, text).encode()

@@ -40,6 +40,22 @@ def test_a_faster_one_that_is_uncertain_does_not_hide_one_that_is_certain():
     assert decided.reason.endswith("wild was faster here, but not for certain")
 
 
+def test_a_drafter_by_itself_is_given_the_same_length_as_among_all():
+    """Held to less, a faster length that is uncertain among all would be certain among its drafter's own."""
+
+    def at(value, half):
+        return Rival(f"{value}", {"value": value, "low": value - half, "high": value + half},
+                     lambda c: {"value": value, "low": value - half * z[c], "high": value + half * z[c]})  # fmt: skip
+
+    z = {adjusted_confidence(2): 1.2, adjusted_confidence(4): 1.3}
+    own, others = [at(1.5, 0.4), at(1.4, 0.1)], [at(0.9, 0.1), at(0.8, 0.1)]
+    among_all = decide([*own, *others], 48)
+    assert (among_all.on, among_all.rival.name) == (True, "1.4")
+    assert decide(own, 48, comparisons=4) == among_all
+    assert decide(own, 48).rival.name == "1.5"
+    assert decide(own, 7, comparisons=4).reason == "too few conversations: 7, at least 8 are needed to choose among 4"
+
+
 @pytest.mark.parametrize(("comparisons", "least"), [(1, 6), (2, 7), (4, 8), (16, 10)])
 def test_more_comparisons_need_more_conversations(comparisons, least):
     """n that are all faster happen by chance with 2^-n: no more than the tail of the adjusted interval."""

@@ -63,6 +63,30 @@ def test_both_reports_stand_in_every_table_of_every_form(write, tmp_path):
     assert {row["report"] for row in rows} == {str(first), str(second)}
 
 
+def test_the_top_table_is_about_the_trained_drafter(write, tmp_path):
+    """A report whose prompt lookup is fast does not make its drafter look so."""
+
+    def beaten(document):
+        document["context"]["drafter"]["name"] = "eagle3"
+        for block in document["samplers"]:
+            verdict = block["verdict"]
+            verdict["overall"] = copy.deepcopy(verdict["by_drafter"]["ngram"]["overall"])
+            verdict["overall"]["best"]["decode_speedup"] = {"value": 1.06, "low": 1.01, "high": 1.11}
+            own = verdict["by_drafter"]["eagle3"]["overall"]
+            own |= {"decision": "off", "contender": None, "k": 0, "reason": "slower than plain decoding"}
+            own["best"]["decode_speedup"] = {"value": 0.72, "low": 0.7, "high": 0.75}
+
+    markdown, page, _ = render_side_by_side([write("med", beaten), write("none")], tmp_path / "out")
+    rows = [line for line in markdown.read_text(encoding="utf-8").splitlines() if line.startswith("| med |")]
+    for row in rows:
+        cells = [cell.strip() for cell in row.split("|")]
+        assert cells[2].startswith("eagle3 k=")
+        assert cells[3:6] == ["**Leave it off**", "–", "0.72 (0.70–0.75)"]
+        assert cells[7:9] == ["slower than plain decoding", "ngram k=5 1.06 (1.01–1.11)"]
+    assert len(rows) == 2
+    assert "fastest there" in page.read_text(encoding="utf-8")
+
+
 @pytest.mark.parametrize(
     ("change", "named"),
     [

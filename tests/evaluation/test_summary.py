@@ -188,6 +188,7 @@ def test_every_drafter_has_a_verdict_of_its_own(simulator):
         own = verdict["by_drafter"][drafter]
         best = max(contenders, key=lambda c: c["pooled"]["speedup"]["decode"]["value"])
         assert own["overall"]["best"]["contender"] == best["contender"]
+        assert own["overall"]["comparisons"] == verdict["overall"]["comparisons"] == 3
         low = best["by_kind"]["desk"]["speedup"]["decode"]["low"]
         assert (own["by_kind"]["desk"]["decision"] == "on") == (low > 1)
 

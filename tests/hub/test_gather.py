@@ -14,6 +14,7 @@ from safetensors.torch import save_file
 from tiny import build_tokenizer
 
 from spectrain.bundle import read_bundle
+from spectrain.drafters.ranks import read_ranks
 from spectrain.errors import SpectrainError
 from spectrain.files import file_digest
 from spectrain.hub import gather
@@ -22,8 +23,8 @@ from spectrain.hub.privacy import check_places, check_traffic, without_places
 from spectrain.manifest import MANIFEST_FILE, read_manifest
 
 FILES = {
-    "README.md", "acceptance.json", "chat_template.jinja", "config.json", "model.safetensors", "report.png",
-    "spectrain.json", "tokenizer.json", "tokenizer_config.json",
+    "README.md", "acceptance.json", "chat_template.jinja", "config.json", "model.safetensors", "ranks.json",
+    "report.png", "spectrain.json", "tokenizer.json", "tokenizer_config.json",
 }  # fmt: skip
 
 
@@ -51,9 +52,13 @@ def write_out(publication, folder):
     return folder
 
 
-def test_the_files_are_those_of_the_manifest_the_card_the_report_and_its_picture(publication, bundle):
+def test_the_files_are_those_of_the_manifest_the_card_the_report_and_its_picture(publication, bundle, request_of):
     assert set(publication.files) == FILES
-    assert (bundle / "ranks.json").is_file()  # of measurement, not of the bundle
+    assert json.loads(read(publication, "ranks.json")) == read_ranks(bundle)
+    (bundle / "ranks.json").write_text('{"note": "mine"}')
+    refuse(request_of(), r"ranks\.json: .*expected what spectrain tree writes")
+    (bundle / "ranks.json").unlink()
+    assert set(gather(request_of()).files) == FILES - {"ranks.json"}
     assert publication.sizes["model.safetensors"] == (bundle / "model.safetensors").stat().st_size
 
 

@@ -28,7 +28,7 @@ def test_a_dry_run_shows_files_and_card_and_sends_nothing(hub, arguments, run, c
     said = capsys.readouterr().out
     assert "bytes  model.safetensors" in said
     assert "license: mit" in said
-    assert "9 files for org/drafter; nothing was sent" in said
+    assert "10 files for org/drafter; nothing was sent" in said
     assert not hub.requests
 
 

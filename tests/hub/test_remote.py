@@ -16,7 +16,7 @@ from spectrain.errors import SpectrainError
 from spectrain.hub import send
 from spectrain.hub.contents import content_digest
 
-OLD = {"spectrain.json": b"{}", "old.safetensors": b"0" * 9_000, "ranks.json": b"{}", "LICENSE": b"free"}
+OLD = {"spectrain.json": b"{}", "old.safetensors": b"0" * 9_000, "medusa_lm_head.safetensors": b"0", "LICENSE": b"free"}
 
 
 def remote(repo):
@@ -93,7 +93,7 @@ def test_when_the_third_file_fails_nothing_changes_and_a_retry_also_deletes_what
     hub.fault = lambda method, path: None
     sent = send(publication)
     assert len(repo.commits) == 2
-    assert sent.removed == ("old.safetensors", "ranks.json")
+    assert sent.removed == ("medusa_lm_head.safetensors", "old.safetensors")
     assert set(repo.files) == {*publication.files, ".gitattributes", "LICENSE"}
 
 
