@@ -20,7 +20,7 @@ from spectrain.data.conversations import encode_usable, load_conversations
 from spectrain.data.dropped import ALWAYS, Dropped
 from spectrain.data.preview import chosen, colours, render_row
 from spectrain.data.split import LeakReport, find_leaks
-from spectrain.data.template import set_template_kwargs
+from spectrain.data.template_variables import choose_template_kwargs
 from spectrain.drafters.vocabulary import draft_vocabulary
 from spectrain.errors import SpectrainError
 from spectrain.files import atomic_file, write_json
@@ -72,7 +72,7 @@ def audit_recipe(recipe: Recipe) -> Audit:
     they are there already; else those in the files.
     """
     tokenizer, limit = load_tokenizer(recipe.target)
-    set_template_kwargs(tokenizer, recipe.data.chat_template_kwargs)
+    choose_template_kwargs(tokenizer, recipe.data.chat_template_kwargs)
     data, folder = recipe.data, recipe.prepared_data
     traffic = read_traffic(data, drop_bad=True, answers=recipe.regenerate is None)
     leaks = find_leaks(traffic.train, traffic.heldout)

@@ -25,7 +25,7 @@ from spectrain.data.conversations import Conversation, EncodedRow, encode_all, l
 from spectrain.data.feature_rows import FeatureRows, LiveFeatures
 from spectrain.data.features import extract_features, store_key
 from spectrain.data.split import conversations_digest
-from spectrain.data.template import set_template_kwargs
+from spectrain.data.template_variables import choose_template_kwargs
 from spectrain.distributed import processes, whole
 from spectrain.drafters import TrainableDrafter, family_of
 from spectrain.drafters.ranks import RANKS_FILE, measure_ranks
@@ -88,7 +88,7 @@ class Run:
             config.name, revision=config.revision, dtype=config.dtype, device=device, attention=config.attention,
             device_map=config.device_map,
         )  # fmt: skip
-        set_template_kwargs(target.tokenizer, self.recipe.data.chat_template_kwargs)
+        choose_template_kwargs(target.tokenizer, self.recipe.data.chat_template_kwargs)
         return target
 
     def say(self, text: str) -> None:
