@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
@@ -33,10 +34,12 @@ from spectrain.errors import SpectrainError
 from spectrain.evaluation.acceptance import AcceptanceConfig
 from spectrain.evaluation.bundles import evaluate_bundle
 from spectrain.files import atomic_folder, holds, write_json
+from spectrain.foresight import few_heldout, few_steps, other_sampler
 from spectrain.identity import first_difference
 from spectrain.interop import WEIGHTS_FILE
 from spectrain.manifest import read_manifest
 from spectrain.on_policy import training_prompts
+from spectrain.preflight import check_context, check_recipe
 from spectrain.regenerate import regenerate
 from spectrain.reload import check_reload
 from spectrain.target import Target, load_target
@@ -95,20 +98,27 @@ class Run:
         if self.progress and processes().is_main_process:
             print(text, flush=True)
 
+    def note(self, notes: Iterable[str]) -> None:
+        for text in notes:
+            self.say(f"note: {text}")
+
     # --- prepare ----------------------------------------------------------------------------------------------
 
     def conversations(self) -> tuple[list[Conversation], list[Conversation]]:
-        """Train and held-out chats, checked for leaks; read and checked once however many stages ask."""
+        """Train and held-out chats, checked for leaks, and the recipe with them as far as no weights are needed; once
+        however many stages ask."""
         return self._traffic.train, self._traffic.heldout
 
     @cached_property
     def _traffic(self) -> Traffic:
+        check_recipe(self.recipe)
         data, drop_bad = self.recipe.data, self.recipe.data.bad_rows == "drop"
         traffic = read_traffic(data, drop_bad=drop_bad, answers=self.recipe.regenerate is None)
         self.say(str(check_traffic(data, traffic)))
         if drop_bad:
             traffic = usable(self.recipe, traffic, self.target.tokenizer, context(self.target.config))
             traffic.check_not_empty()
+        self.note([*few_heldout(self.recipe, traffic.train, traffic.heldout), *other_sampler(self.recipe)])
         return traffic
 
     def prepare(self) -> Prepared:
@@ -117,9 +127,9 @@ class Run:
             return self._prepare()
 
     def _prepare(self) -> Prepared:
+        sides = dict(zip(("train", "heldout"), self.conversations(), strict=True))  # before the target is loaded
         data, taps = self.recipe.data, self.recipe.drafter.taps(self.target)
-        self._check_context()
-        sides = dict(zip(("train", "heldout"), self.conversations(), strict=True))
+        check_context(self.recipe, self.target)
         asked = conversations_digest(sides["heldout"]) if self.recipe.regenerate else None
         if self.recipe.regenerate is not None:
             for side, chats in sides.items():
@@ -148,14 +158,6 @@ class Run:
         return Prepared(**sides, train_rows=rows["train"], heldout_rows=rows["heldout"], train_store=stores["train"],
                         heldout_store=stores["heldout"], split=self._traffic.split, asked=asked)  # fmt: skip
 
-    def _check_context(self) -> None:
-        longest, read = self.recipe.data.max_length, self.recipe.drafter.context(self.target)
-        if read is not None and read < min(longest, context(self.target.config) or longest):
-            raise SpectrainError(
-                f"data.max_length: found {longest}, but this recipe's drafter has a context of {read} tokens; lower "
-                "data.max_length, or give the drafter a longer context"
-            )
-
     def _features(self, side: str, rows: list[EncodedRow], key: dict[str, Any]) -> FeatureRows:
         if self.recipe.data.features == "live":
             return LiveFeatures(rows, self.target, key)
@@ -175,6 +177,7 @@ class Run:
         if not self.recipe.drafter.trainable:
             family = self.recipe.drafter.type
             raise SpectrainError(f"drafter type {family!r} has nothing to train; measure it as one of the baselines")
+        self.conversations()  # what is wrong with them is told before the target is loaded
         _check_device(self.target.device, processes().device)
         start = self._start()  # before hours of preparation
         prepared = self.prepare()
@@ -196,6 +199,7 @@ class Run:
                           folder=self.folder / "training", save_bundle=save, settings=recipe, origin=origin,
                           prompts=training_prompts(self.recipe.training.on_policy, self.target, prepared.train,
                                                    self.recipe.data.max_length))  # fmt: skip
+        self.note(few_steps(self.recipe, trainer.total_steps))
         trainer.run()
         with whole(drafter):
             chosen = trainer.checkpoints.at(trainer.chosen) / "bundle"
@@ -239,8 +243,7 @@ class Run:
         A run that goes on from its checkpoint does this too, and then the checkpoint's weights replace these.
         """
         remap = self.recipe.warm_start is not None and self.recipe.warm_start.remap
-        for note in warm_start(drafter, folder, self.target, remap=remap):
-            self.say(f"note: {note}")
+        self.note(warm_start(drafter, folder, self.target, remap=remap))
         return {"weights": read_manifest(folder).files[WEIGHTS_FILE], "remap": remap}
 
     # --- evaluate ---------------------------------------------------------------------------------------------
