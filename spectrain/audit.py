@@ -9,10 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from transformers import AutoConfig, AutoTokenizer
-
 from spectrain.attention import context
-from spectrain.config import Recipe, TargetConfig, load_recipe
+from spectrain.config import Recipe, load_recipe
 from spectrain.data.audit import Side, describe
 from spectrain.data.audit_table import table
 from spectrain.data.batches import answer_counts
@@ -20,11 +18,12 @@ from spectrain.data.conversations import encode_usable, load_conversations
 from spectrain.data.dropped import ALWAYS, Dropped
 from spectrain.data.preview import chosen, colours, render_row
 from spectrain.data.split import LeakReport, find_leaks
-from spectrain.data.template import set_template_kwargs
+from spectrain.data.template_variables import choose_template_kwargs
 from spectrain.drafters.vocabulary import draft_vocabulary
-from spectrain.errors import SpectrainError
 from spectrain.files import atomic_file, write_json
+from spectrain.foresight import few_heldout, other_sampler
 from spectrain.identity import tokenizer_size
+from spectrain.preflight import drafter_faults, load_tokenizer, on_paper
 from spectrain.traffic import read_traffic, usable
 
 
@@ -34,8 +33,8 @@ def audit(options: argparse.Namespace) -> bool:
     colour = colours(sys.stdout)
     print(table(found.document))
     print(f"What is trained on, supervised tokens {'in green' if colour else 'in [[ ]]'}:\n")
-    for row in chosen(found.sides["train"].rows):
-        print(render_row(row, found.tokenizer, colour))
+    for row, why in chosen(found.sides["train"].rows, found.sides["train"].chats):
+        print(render_row(row, found.tokenizer, colour, why))
     print(f"\nnumbers: {found.folder / 'audit.json'}, {found.folder / 'audit.md'}")
     return not found.stops
 
@@ -52,27 +51,15 @@ class Audit:
     folder: Path
 
 
-def load_tokenizer(config: TargetConfig) -> tuple[Any, int | None]:
-    """The target's tokenizer and its context in tokens, from its tokenizer files and config.json: no weights."""
-    try:
-        where: dict[str, Any] = {"revision": config.revision, "trust_remote_code": False}
-        tokenizer = AutoTokenizer.from_pretrained(config.name, **where)
-        settings = AutoConfig.from_pretrained(config.name, **where).get_text_config(decoder=True)
-    except Exception as error:  # each library that reads a part of the folder raises its own kinds
-        raise SpectrainError(
-            f"target {config.name!r}: its tokenizer and config.json do not load: {type(error).__name__}: {error}"
-        ) from error
-    return tokenizer, context(settings)
-
-
 def audit_recipe(recipe: Recipe) -> Audit:
     """Count what the recipe would train on; ``data/audit.json`` and ``audit.md`` in its prepared folder.
 
     Every bad row is counted, also where ``prepare`` would stop at the first. Answers by the target are counted where
     they are there already; else those in the files.
     """
-    tokenizer, limit = load_tokenizer(recipe.target)
-    set_template_kwargs(tokenizer, recipe.data.chat_template_kwargs)
+    tokenizer, config = load_tokenizer(recipe.target)
+    limit = context(config.get_text_config(decoder=True))
+    choose_template_kwargs(tokenizer, recipe.data.chat_template_kwargs)
     data, folder = recipe.data, recipe.prepared_data
     traffic = read_traffic(data, drop_bad=True, answers=recipe.regenerate is None)
     leaks = find_leaks(traffic.train, traffic.heldout)
@@ -87,10 +74,11 @@ def audit_recipe(recipe: Recipe) -> Audit:
             # The file's last answers make way for the target's: what is wrong with them is no matter.
             dropped = Dropped()
         sides[side] = Side(chats, rows, traffic.dropped[side] + dropped, made)
-    stops = _stops(recipe, sides, leaks)
+    stops = [*drafter_faults(recipe, on_paper(recipe, config, tokenizer)), *_stops(recipe, sides, leaks)]
+    notes = [*few_heldout(recipe, traffic.train, traffic.heldout), *other_sampler(recipe)]
     document = describe(sides, tokenizer, data.max_length, leaks, _draft_ids(recipe, sides["train"], tokenizer))
     document |= {"target": recipe.target.name, "bad_rows": data.bad_rows, "split": traffic.split, "stops": stops,
-                 "answers_by_target": recipe.regenerate is not None}  # fmt: skip
+                 "notes": notes, "answers_by_target": recipe.regenerate is not None}  # fmt: skip
     write_json(folder / "audit.json", document)
     with atomic_file(folder / "audit.md") as path:
         path.write_text(table(document), encoding="utf-8")

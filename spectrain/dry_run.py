@@ -17,8 +17,19 @@ from spectrain.config import Recipe, load_recipe
 from spectrain.data.conversations import encode_all, load_conversations
 from spectrain.errors import SpectrainError
 from spectrain.estimate_table import duration, size, table
+from spectrain.foresight import few_steps
+from spectrain.preflight import drafter_faults
 from spectrain.schedule import Curriculum
-from spectrain.workload import COUNTS_FILE, Workload, check_positive, local_tokenizer, rates, usable_traffic, workload
+from spectrain.workload import (
+    COUNTS_FILE,
+    Rates,
+    Workload,
+    check_positive,
+    local_tokenizer,
+    rates,
+    usable_traffic,
+    workload,
+)
 
 UTILISATION = 0.4  # what `spectrain estimate` assumes unless told
 
@@ -33,19 +44,28 @@ def dry_run(path: Path, overrides: Sequence[str], *, tflops: float | None = None
     recipe = load_recipe(path, overrides)
     processes = int(os.environ.get("WORLD_SIZE", "1"))
     target = counting.blueprint(recipe, counting.load_config(recipe, path))
+    faults = drafter_faults(recipe, target)
+    if faults:
+        raise SpectrainError("\n".join(faults))
     try:
         work = workload(recipe)
     except SpectrainError as error:
         raise SpectrainError(f"--dry-run: {error}; these are options of spectrain estimate") from error
     lengths = row_lengths(recipe, work)
-    if tflops is None or bandwidth is None:
-        print("dry run: measuring this machine ...", file=sys.stderr, flush=True)
-    speed = rates(target.dtype, tflops=tflops, bandwidth=bandwidth, utilisation=UTILISATION)
+    exact = None if lengths is None else Curriculum(lengths, recipe.training, processes).total_steps()
+
+    def speed() -> Rates:
+        if tflops is None or bandwidth is None:
+            print("dry run: measuring this machine ...", file=sys.stderr, flush=True)
+        return rates(target.dtype, tflops=tflops, bandwidth=bandwidth, utilisation=UTILISATION)
+
     document = counting.estimate(recipe, target, work, speed, processes)
     steps, how = document["time"]["steps"], "about, since the rows are not known yet"
-    if lengths is not None:
-        steps, how = Curriculum(lengths, recipe.training, processes).total_steps(), "exactly"
+    if exact is not None:
+        steps, how = exact, "exactly"
         document["time"]["steps"] = steps
+        document["assumptions"].remove(counting.PADDING)
+        document["assumptions"].append("padding is not counted: real steps take somewhat longer")
     done = steps_done(recipe)
     lines = [
         "dry run: nothing is started, fetched or written",
@@ -55,7 +75,8 @@ def dry_run(path: Path, overrides: Sequence[str], *, tflops: float | None = None
         f"memory of a process in training: {size(document['memory']['training']['peak'])}",
         f"time of everything from the start: {duration(document['time']['total'])}",
     ]
-    return "\n".join([*lines, "", table(document)])
+    notes = [f"note: {note}" for note in few_steps(recipe, steps)]
+    return "\n".join([*lines, *notes, "", table(document)])
 
 
 def row_lengths(recipe: Recipe, work: Workload) -> Sequence[int] | None:

@@ -6,7 +6,7 @@ on shapes alone. Time is operations and bytes over a device's rates; what had to
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -40,11 +40,12 @@ BATCH_TOKENS = 2048  # of one forward of feature extraction
 FLOAT = 4
 MOMENTS = 2
 OPTIMIZER_TRAFFIC = 28  # bytes a value: weight, gradient and both moments read, all but the gradient written
+PADDING = "padding is not counted: real runs take some more optimizer steps"
 ASSUMPTIONS = (
     "attention is counted in full, not halved for its causal mask",
     f"a loss and its gradient hold {CHUNK_COPIES} float32 matrices of {CHUNK} rows x columns",
     "answers: every batch uses up its budget of regenerate.max_new_tokens, at full bandwidth: at least so long",
-    "padding is not counted: real runs take some more optimizer steps",
+    PADDING,
     "preparation runs on one process, whatever their number",
     "not counted: what the allocator loses, and libraries' own buffers (leave 10% and 1 GiB)",
 )
@@ -76,8 +77,10 @@ def blueprint(recipe: Recipe, config: PreTrainedConfig) -> Blueprint:
     return Blueprint(config, kind, name=recipe.target.name, tokenizer_size=size)
 
 
-def estimate(recipe: Recipe, target: Blueprint, work: Workload, rates: Rates, processes: int = 1) -> dict[str, Any]:
-    """Everything as plain numbers: bytes, seconds, counts."""
+def estimate(recipe: Recipe, target: Blueprint, work: Workload, rates: Rates | Callable[[], Rates],
+             processes: int = 1) -> dict[str, Any]:  # fmt: skip
+    """Everything as plain numbers: bytes, seconds, counts. ``rates`` that have to be measured first may be a function:
+    it is called once the recipe is known to make a drafter."""
     if not recipe.drafter.trainable:
         raise SpectrainError(
             f"drafter type {recipe.drafter.type!r} has nothing to train, so there is nothing to estimate"
@@ -87,7 +90,9 @@ def estimate(recipe: Recipe, target: Blueprint, work: Workload, rates: Rates, pr
     interop.format_for_type(family_of(recipe.drafter))
     # Before a drafter is built, which may put adapters into it.
     held = parameters(target.model), sum(p.nbytes for p in target.model.parameters())
-    plan = _Plan(recipe, target, blueprint_drafter(recipe.drafter, target), work, rates, processes, held)
+    drafter = blueprint_drafter(recipe.drafter, target)
+    rates = rates if isinstance(rates, Rates) else rates()
+    plan = _Plan(recipe, target, drafter, work, rates, processes, held)
     return {
         "target": recipe.target.name,
         "drafter": recipe.drafter.type,

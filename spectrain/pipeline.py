@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
@@ -24,7 +25,7 @@ from spectrain.data.conversations import Conversation, EncodedRow, encode_all, l
 from spectrain.data.feature_rows import FeatureRows, LiveFeatures
 from spectrain.data.features import extract_features, store_key
 from spectrain.data.split import conversations_digest
-from spectrain.data.template import set_template_kwargs
+from spectrain.data.template_variables import choose_template_kwargs
 from spectrain.distributed import processes, whole
 from spectrain.drafters import TrainableDrafter, family_of
 from spectrain.drafters.ranks import RANKS_FILE, measure_ranks
@@ -32,11 +33,13 @@ from spectrain.errors import SpectrainError
 from spectrain.evaluation.acceptance import AcceptanceConfig
 from spectrain.evaluation.bundles import evaluate_bundle
 from spectrain.files import atomic_folder, holds, write_json
+from spectrain.foresight import few_heldout, few_steps, other_sampler
 from spectrain.identity import first_difference
-from spectrain.interop import WEIGHTS_FILE, format_for_type
+from spectrain.interop import WEIGHTS_FILE
 from spectrain.manifest import read_manifest
 from spectrain.on_policy import training_prompts
 from spectrain.places import check_writable
+from spectrain.preflight import check_context, check_recipe
 from spectrain.regenerate import regenerate
 from spectrain.reload import check_reload
 from spectrain.target import Target, load_target
@@ -88,45 +91,45 @@ class Run:
             config.name, revision=config.revision, dtype=config.dtype, device=device, attention=config.attention,
             device_map=config.device_map,
         )  # fmt: skip
-        set_template_kwargs(target.tokenizer, self.recipe.data.chat_template_kwargs)
+        choose_template_kwargs(target.tokenizer, self.recipe.data.chat_template_kwargs)
         return target
 
     def say(self, text: str) -> None:
         if self.progress and processes().is_main_process:
             print(text, flush=True)
 
+    def note(self, notes: Iterable[str]) -> None:
+        for text in notes:
+            self.say(f"note: {text}")
+
     # --- prepare ----------------------------------------------------------------------------------------------
 
     def conversations(self) -> tuple[list[Conversation], list[Conversation]]:
-        """Train and held-out chats, checked for leaks; read and checked once however many stages ask."""
+        """Train and held-out chats, checked for leaks, and the recipe with them as far as no weights are needed; once
+        however many stages ask."""
         return self._traffic.train, self._traffic.heldout
 
     @cached_property
-    def _given(self) -> Traffic:
-        """The chats as their files have them; needs no target."""
-        data = self.recipe.data
-        traffic = read_traffic(data, drop_bad=data.bad_rows == "drop", answers=self.recipe.regenerate is None)
-        self.say(str(check_traffic(data, traffic)))
-        return traffic
-
-    @cached_property
     def _traffic(self) -> Traffic:
-        traffic = self._given
-        if self.recipe.data.bad_rows == "drop":
+        check_recipe(self.recipe)
+        data, drop_bad = self.recipe.data, self.recipe.data.bad_rows == "drop"
+        traffic = read_traffic(data, drop_bad=drop_bad, answers=self.recipe.regenerate is None)
+        self.say(str(check_traffic(data, traffic)))
+        if drop_bad:
             traffic = usable(self.recipe, traffic, self.target.tokenizer, context(self.target.config))
             traffic.check_not_empty()
+        self.note([*few_heldout(self.recipe, traffic.train, traffic.heldout), *other_sampler(self.recipe)])
         return traffic
 
     def prepare(self) -> Prepared:
         """Split, let the target answer, encode, and extract features. The main process works, then the others read."""
         with processes().main_process_first(), offering_to_drop():
-            _ = self._given  # a file that is not there shows before a target is loaded
             return self._prepare()
 
     def _prepare(self) -> Prepared:
+        sides = dict(zip(("train", "heldout"), self.conversations(), strict=True))  # before the target is loaded
         data, taps = self.recipe.data, self.recipe.drafter.taps(self.target)
-        self._check_drafter()
-        sides = dict(zip(("train", "heldout"), self.conversations(), strict=True))
+        check_context(self.recipe, self.target)
         asked = conversations_digest(sides["heldout"]) if self.recipe.regenerate else None
         if self.recipe.regenerate is not None:
             for side, chats in sides.items():
@@ -155,17 +158,6 @@ class Run:
         return Prepared(**sides, train_rows=rows["train"], heldout_rows=rows["heldout"], train_store=stores["train"],
                         heldout_store=stores["heldout"], split=self._traffic.split, asked=asked)  # fmt: skip
 
-    def _check_drafter(self) -> None:
-        """Whatever would stop its training, before hours of answers."""
-        if self.recipe.drafter.trainable:
-            format_for_type(family_of(self.recipe.drafter))
-        longest, read = self.recipe.data.max_length, self.recipe.drafter.context(self.target)
-        if read is not None and read < min(longest, context(self.target.config) or longest):
-            raise SpectrainError(
-                f"data.max_length: found {longest}, but this recipe's drafter has a context of {read} tokens; lower "
-                "data.max_length, or give the drafter a longer context"
-            )
-
     def _features(self, side: str, rows: list[EncodedRow], key: dict[str, Any]) -> FeatureRows:
         if self.recipe.data.features == "live":
             return LiveFeatures(rows, self.target, key)
@@ -185,7 +177,7 @@ class Run:
         if not self.recipe.drafter.trainable:
             family = self.recipe.drafter.type
             raise SpectrainError(f"drafter type {family!r} has nothing to train; measure it as one of the baselines")
-        _ = self._given  # as in prepare
+        self.conversations()  # what is wrong with them is told before the target is loaded
         _check_device(self.target.device, processes().device)
         start = self._start()  # before hours of preparation
         prepared = self.prepare()
@@ -207,6 +199,7 @@ class Run:
                           folder=self.folder / "training", save_bundle=save, settings=recipe, origin=origin,
                           prompts=training_prompts(self.recipe.training.on_policy, self.target, prepared.train,
                                                    self.recipe.data.max_length))  # fmt: skip
+        self.note(few_steps(self.recipe, trainer.total_steps))
         trainer.run()
         with whole(drafter):
             chosen = trainer.checkpoints.at(trainer.chosen) / "bundle"
@@ -250,8 +243,7 @@ class Run:
         A run that goes on from its checkpoint does this too, and then the checkpoint's weights replace these.
         """
         remap = self.recipe.warm_start is not None and self.recipe.warm_start.remap
-        for note in warm_start(drafter, folder, self.target, remap=remap):
-            self.say(f"note: {note}")
+        self.note(warm_start(drafter, folder, self.target, remap=remap))
         return {"weights": read_manifest(folder).files[WEIGHTS_FILE], "remap": remap}
 
     # --- evaluate ---------------------------------------------------------------------------------------------

@@ -16,9 +16,11 @@ TAP_CONVENTION = "stream entering layer k (hidden_states[k])"
 def default_taps(num_layers: int) -> tuple[int, int, int]:
     """EAGLE-3's low, middle and high streams (2503.01840): layers 2, L//2 and L-3. Needs seven layers or more."""
     if num_layers < 7:
+        # Offered, and not taken: servers know the default above alone, and these have to be told to them.
+        instance = f", for instance [1, {num_layers // 2}, {num_layers - 1}]" if num_layers > 3 else ""
         raise SpectrainError(
             f"the default taps [2, L//2, L-3] need a target of at least 7 layers, this one has {num_layers}; "
-            "give three distinct ascending layers as drafter.tap_layers"
+            f"give three distinct ascending layers as drafter.tap_layers{instance}"
         )
     return (2, num_layers // 2, num_layers - 3)
 

@@ -16,7 +16,7 @@ from transformers import AutoConfig, AutoTokenizer
 from spectrain.attention import context
 from spectrain.config import Recipe
 from spectrain.data.conversations import Conversation, encode_all, render_prompt
-from spectrain.data.template import set_template_kwargs
+from spectrain.data.template_variables import choose_template_kwargs
 from spectrain.errors import SpectrainError
 from spectrain.traffic import Traffic, read_traffic, usable
 
@@ -115,7 +115,7 @@ def local_tokenizer(recipe: Recipe) -> Any | None:
     if not (folder / "tokenizer_config.json").is_file():
         return None
     tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
-    set_template_kwargs(tokenizer, recipe.data.chat_template_kwargs)
+    choose_template_kwargs(tokenizer, recipe.data.chat_template_kwargs)
     return tokenizer
 
 

@@ -7,12 +7,15 @@ import shutil
 from pathlib import Path
 
 import pytest
+from tiny import CHATML
 
 from spectrain import audit as auditing
 from spectrain import cli
 from spectrain.audit import audit_recipe
 from spectrain.config import load_recipe
-from spectrain.data.conversations import EncodedRow
+from spectrain.data.audit_table import table
+from spectrain.data.conversations import Conversation, EncodedRow
+from spectrain.data.messages import Message
 from spectrain.data.preview import GREEN, RESET, chosen, render_row
 from spectrain.errors import SpectrainError
 
@@ -134,11 +137,47 @@ def test_a_target_without_a_tokenizer_is_named(recipe, tmp_path):
 def test_rows_are_shown_in_colour_by_kind_and_from_their_end(chat_target):
     ids = chat_target.tokenizer.encode("hello hello hello")
     row = EncodedRow("c", "k", ids, [0] * (len(ids) - 1) + [1])
-    assert render_row(row, chat_target.tokenizer, True).endswith(f" {GREEN}hello{RESET}")
+    shown = render_row(row, chat_target.tokenizer, True, "with tools")
+    assert shown.startswith(f"--- c (k), {len(ids)} tokens, with tools\n")
+    assert shown.endswith(f" {GREEN}hello{RESET}")
     long = EncodedRow("c", "k", ids * 200, [0] * (200 * len(ids)))
-    assert "tokens before\n" in render_row(long, chat_target.tokenizer, False)
-    rows = [EncodedRow(str(i), kind, [1], [1]) for i, kind in enumerate("aaab")]
-    assert [row.conversation for row in chosen(rows)] == ["0", "3", "1"]
+    assert "tokens before\n" in render_row(long, chat_target.tokenizer, False, "")
+
+
+def test_rows_are_chosen_by_their_shape():
+    def chat(name: str, turns: int = 1, tools: bool = False) -> Conversation:
+        schema = ({"type": "function", "function": {"name": "f"}},) if tools else None
+        return Conversation(name, (Message("user", "a"),) * turns, tools=schema)
+
+    def shown(rows: list[EncodedRow], *chats: Conversation, count: int = 4) -> list[tuple[str, str]]:
+        return [(row.conversation, why) for row, why in chosen(rows, chats, count)]
+
+    rows = [EncodedRow(str(i), kind, [1] * (9 if i == 5 else 1), [1]) for i, kind in enumerate("aaabaaa")]
+    plain = [("5", "the longest"), ("3", "the first of its kind"), ("0", "from the front"), ("1", "from the front")]
+    assert shown(rows) == plain
+    found = shown(rows, chat("0"), chat("4", turns=2), chat("6", tools=True), count=5)
+    assert found == [("6", "with tools"), ("4", "several turns"), *plain[:3]]
+    assert shown(rows[:1], chat("0", turns=2, tools=True)) == [("0", "with tools")]
+    assert shown([]) == []
+
+
+def test_conversations_that_the_template_makes_split_are_told(recipe, tmp_path):
+    """Answers before the last one are shown in another way than when they were the last."""
+    old = "m['role'] == 'assistant' and not loop.last"
+    rewriting = CHATML.replace("m['content']", f"(m['content'] | upper if {old} else m['content'])")
+    assert rewriting != CHATML
+    (tmp_path / "bare" / "chat_template.jinja").write_text(rewriting, encoding="utf-8")
+    says = [{"role": role, "content": text} for role, text in
+            (("user", "a"), ("assistant", "b"), ("user", "c"), ("assistant", "d"))]  # fmt: skip
+    assert "conversations are split" not in table(audit_recipe(load_recipe(recipe, OWN)).document)
+    add(tmp_path, {"messages": says})
+    found = audit_recipe(load_recipe(recipe, OWN))
+    assert found.document["sides"]["train"]["with"]["split"] == 1
+    assert found.document["sides"]["train"]["rows"] == 8 + 2
+    assert "1 conversations are split into a row for each answer" in table(found.document)
+    asked = audit_recipe(load_recipe(recipe))  # the target answers the end alone
+    assert "conversations are split" not in table(asked.document)
+    assert "that answer alone is trained on" in table(asked.document)
 
 
 def test_colours_need_a_terminal_that_wants_them(monkeypatch):

@@ -7,6 +7,7 @@ import sys
 from collections import defaultdict
 
 import pytest
+import yaml
 
 from spectrain import cli
 from spectrain.cli_options import FLAGS, Parser
@@ -193,6 +194,20 @@ def test_a_starter_is_a_whole_recipe(name, tmp_path, capsys):
     assert loaded.data.train == ("chats.jsonl",)
     assert path.read_text(encoding="utf-8") == starter(name)
     assert "stands here" not in starter(name)
+
+
+def test_starters_differ_in_their_drafter_and_how_it_learns_alone():
+    recipes = {name: yaml.safe_load(starter(name)) for name in starters()}
+    rest = [{key: part for key, part in r.items() if key not in ("drafter", "loss", "optim")} for r in recipes.values()]
+    assert all(part == rest[0] for part in rest)
+    assert len({str(recipe["drafter"]) for recipe in recipes.values()}) == len(recipes)
+
+
+@pytest.mark.parametrize("name", starters())
+def test_starters_name_what_small_traffic_and_small_models_need(name):
+    marked = [line for line in starter(name).splitlines() if "SET" in line]
+    assert any("epochs: 4" in line and "micro_batch_tokens 1024" in line and "lr: 1.0e-3" in line for line in marked)
+    assert name != "eagle3" or any("# tap_layers:" in line and "fewer than 7 layers" in line for line in marked)
 
 
 def test_every_kind_of_drafter_that_trains_has_a_starter(tmp_path):

@@ -1,5 +1,6 @@
 """Taps are where the convention says (case C10), the head reads what is stored (C11), padding is no token (C05)."""
 
+import re
 from functools import cache as once
 from functools import partial
 from typing import Any
@@ -113,8 +114,16 @@ def test_default_taps(layers, taps):
 
 @pytest.mark.parametrize("layers", [1, 2, 3, 4, 5, 6])
 def test_default_taps_need_seven_layers(layers):
-    with pytest.raises(SpectrainError, match=f"at least 7 layers, this one has {layers}.*three distinct ascending"):
+    with pytest.raises(
+        SpectrainError, match=f"at least 7 layers, this one has {layers}.*three distinct ascending"
+    ) as e:
         default_taps(layers)
+    offered = re.search(r"for instance \[(.*)\]", str(e.value))
+    assert (offered is None) == (layers < 4)
+    if offered:  # it works as it stands, and no server needs what comes before the first layer
+        taps = tuple(map(int, offered[1].split(",")))
+        assert check_taps(taps, layers) == Eagle3Config(tap_layers=taps).tap_layers
+        assert taps[0] > 0
 
 
 def test_a_shallow_target_wants_its_taps_given(tiny_target):

@@ -104,6 +104,7 @@ def _contents(side: Side, tokenizer: Any) -> dict[str, int]:
         "tools": having(lambda chat: bool(chat.tools)),
         "tool_calls": having(lambda chat: any("tool_calls" in m.extra for m in chat.messages)),
         "reasoning": having(lambda chat: any("reasoning_content" in m.extra for m in chat.messages)),
+        "split": having(lambda chat: chat.answer_ids is None and any(row.turn is not None for row in rows[chat.id])),
         "reasoning_left_out": having(lambda chat: _loses_reasoning(chat, rows[chat.id], tokenizer)),
     }
 

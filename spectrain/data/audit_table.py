@@ -18,6 +18,7 @@ ORIGINS = {
 }
 CONTENTS = {
     "several_answers": "chats with several answers",
+    "split": "chats that are split, a row for each answer",
     "tools": "chats with tools",
     "tool_calls": "chats with tool calls",
     "reasoning": "chats with a reasoning trace beside an answer",
@@ -38,9 +39,14 @@ def _head(document: Document) -> str:
     if document["split"]:
         lines.append(f"Held out by {document['split']}.")
     made = all(side["answers"]["by_target"] for side in document["sides"].values())
+    split = sum(side["with"]["split"] for side in document["sides"].values())
     if document["answers_by_target"] and not made:
-        lines.append("The target has not answered yet: answers and lengths below are those of the files.")
+        lines.append("The target has not answered yet: answers and lengths below are those of the files. It answers "
+                     "the end of each chat, and that answer alone is trained on.")  # fmt: skip
+    elif split:
+        lines.append(f"{split} conversations are split into a row for each answer, for the template rewrites history.")
     lines += [f"**prepare stops: {why}**" for why in document["stops"]]
+    lines += [f"Note: {note}." for note in document["notes"]]
     return "\n".join(lines)
 
 

@@ -104,7 +104,7 @@ def check_leaks(train: Sequence[Conversation], heldout: Sequence[Conversation], 
         more = f"; and {len(report.leaks) - 5} more" if len(report.leaks) > 5 else ""
         raise SpectrainError(
             f"held-out conversations are also in training: {'; '.join(report.leaks[:5])}{more}; "
-            "remove one of each pair, or let split_conversations make the split"
+            "remove one of each pair, or leave data.heldout out: then a share of data.train is held out"
         )
     if refuse_near and report.near_duplicates:
         raise SpectrainError(

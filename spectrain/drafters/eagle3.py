@@ -36,7 +36,9 @@ class Eagle3Config(FeatureDrafterConfig):
 
     type: Literal["eagle3"] = "eagle3"
     depths: int = Field(7, ge=1, le=16, description="training-time-test steps")
-    draft_vocab_size: int = Field(8192, ge=1, description="columns of the draft head; most frequent answer tokens")
+    draft_vocab_size: int = Field(
+        8192, ge=1, description="columns of the draft head at most: the most frequent answer tokens, or all there are"
+    )
     tap_layers: tuple[int, ...] | None = Field(
         None, min_length=3, max_length=3, description="target layers to read; default 2, L//2, L-3"
     )

@@ -8,18 +8,13 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from spectrain.errors import SpectrainError
-
 
 def draft_vocabulary(counts_V: Tensor, size: int, tokenizer_size: int) -> Tensor:
-    """Target ids [D], ascending: the ``size`` most frequent answer tokens, ties and unseen ids lowest id first.
+    """Target ids [D], ascending: the ``size`` most frequent answer tokens, ties and unseen ids lowest id first; all
+    ids where there are no more.
 
     ``counts_V`` counts answer tokens of the training rows; ids at ``tokenizer_size`` or above do not exist.
     """
-    if size > tokenizer_size:
-        raise SpectrainError(
-            f"draft_vocab_size {size} exceeds the tokenizer's {tokenizer_size} ids; lower drafter.draft_vocab_size"
-        )
     counts = torch.zeros(tokenizer_size, dtype=torch.long)
     seen = counts_V[:tokenizer_size].cpu()
     counts[: len(seen)] = seen

@@ -7,7 +7,6 @@ import torch
 
 from spectrain.drafters.eagle3 import Eagle3Config, Eagle3Drafter
 from spectrain.drafters.vocabulary import draft_vocabulary, target_ids
-from spectrain.errors import SpectrainError
 
 
 def counted(**counts: int) -> torch.Tensor:
@@ -41,8 +40,14 @@ def test_no_id_that_the_tokenizer_lacks(rows):
     counts[-1] = 1000
     ids = draft_vocabulary(counts, 100, 100)
     assert ids.tolist() == list(range(100))
-    with pytest.raises(SpectrainError, match=r"draft_vocab_size 101 exceeds the tokenizer's 100 ids"):
-        draft_vocabulary(counts, 101, 100)
+    assert draft_vocabulary(counts, 101, 100).tolist() == ids.tolist()
+
+
+def test_a_small_tokenizer_gives_all_its_ids(target):
+    drafter = Eagle3Drafter.build(Eagle3Config(draft_vocab_size=32000, depths=1), target, torch.ones(32).long())
+    assert drafter.columns == drafter.lm_head.out_features == target.tokenizer_size == 24
+    assert drafter.vocabulary()[1].tolist() == list(range(24))
+    assert drafter.t2d.tolist() == [True] * 24 + [False] * 8
 
 
 def test_offsets_and_ids():

@@ -1,0 +1,98 @@
+"""What of a recipe can be seen to be wrong from its files, the target's config.json and its tokenizer: all of it at
+once, before weights are loaded."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import AutoConfig, AutoTokenizer, PreTrainedConfig
+
+from spectrain.attention import context
+from spectrain.blueprint import Blueprint
+from spectrain.config import DataConfig, Recipe, TargetConfig
+from spectrain.data.template_variables import choose_template_kwargs
+from spectrain.drafters import family_of
+from spectrain.errors import SpectrainError
+from spectrain.identity import tokenizer_size
+from spectrain.interop import format_for_type
+from spectrain.target import Target
+
+
+def check_recipe(recipe: Recipe) -> None:
+    """SpectrainError with everything that is wrong, a line each.
+
+    A target whose config.json or tokenizer cannot be read is not told here: loading it tells where it was looked for.
+    """
+    found = list(file_faults(recipe.data))
+    try:
+        tokenizer, config = load_tokenizer(recipe.target)
+    except SpectrainError:
+        tokenizer = config = None
+    if recipe.drafter.trainable:
+        found += _told(lambda: format_for_type(family_of(recipe.drafter)))
+    if config is not None:
+        found += _told(lambda: choose_template_kwargs(tokenizer, recipe.data.chat_template_kwargs))
+        found += drafter_faults(recipe, on_paper(recipe, config, tokenizer))
+    if found:
+        raise SpectrainError("\n".join(found))
+
+
+def load_tokenizer(target: TargetConfig) -> tuple[Any, PreTrainedConfig]:
+    """The target's tokenizer and config.json, without weights."""
+    try:
+        where: dict[str, Any] = {"revision": target.revision, "trust_remote_code": False}
+        tokenizer = AutoTokenizer.from_pretrained(target.name, **where)
+        return tokenizer, AutoConfig.from_pretrained(target.name, **where)
+    except Exception as error:  # each library that reads a part of the folder raises its own kinds
+        raise SpectrainError(
+            f"target {target.name!r}: its tokenizer and config.json do not load: {type(error).__name__}: {error}"
+        ) from error
+
+
+def file_faults(data: DataConfig) -> Iterator[str]:
+    """Chat files that are not there, or have nothing in them."""
+    for key in ("train", "heldout"):
+        for name in getattr(data, key):
+            path = Path(name)
+            if not path.is_file():
+                yield f"data.{key}: {name}: no such file; give the path of a .jsonl, .json or .parquet file"
+            elif path.stat().st_size == 0:
+                yield f"data.{key}: {name} is empty; give a file with chats"
+
+
+def on_paper(recipe: Recipe, config: PreTrainedConfig, tokenizer: Any) -> Blueprint | None:
+    """The target without weights; None for one that cannot be made of its config.json alone, where preparing asks the
+    target itself."""
+    try:
+        return Blueprint(config, torch.float32, name=recipe.target.name, tokenizer_size=tokenizer_size(tokenizer))
+    except SpectrainError:
+        return None
+
+
+def drafter_faults(recipe: Recipe, target: Target | None) -> list[str]:
+    """What the target's sizes forbid of the drafter's settings; of an unknown target nothing is known."""
+    if target is None:
+        return []
+    found = [*_told(lambda: recipe.drafter.taps(target)), *_told(lambda: check_context(recipe, target))]
+    return list(dict.fromkeys(found))  # one mistake may stop both
+
+
+def check_context(recipe: Recipe, target: Target) -> None:
+    """SpectrainError where rows may be longer than the recipe's drafter can read."""
+    longest, read = recipe.data.max_length, recipe.drafter.context(target)
+    if read is not None and read < min(longest, context(target.config) or longest):
+        raise SpectrainError(
+            f"data.max_length: found {longest}, but this recipe's drafter has a context of {read} tokens; lower "
+            "data.max_length, or give the drafter a longer context"
+        )
+
+
+def _told(check: Callable[[], object]) -> list[str]:
+    try:
+        check()
+    except SpectrainError as error:
+        return [str(error)]
+    return []
