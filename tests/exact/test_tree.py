@@ -563,6 +563,6 @@ def test_padding_is_not_checked():
     lengths = torch.tensor([0, 2, 5, 7])
     padding = torch.arange(7) >= lengths[:, None]
     p[:, 1:].masked_fill_(padding[..., None], math.nan)
-    parents = torch.tensor(PARENTS).expand(4, 7).masked_fill(padding, 99)
-    for anything in (-1, 99):
+    for anything in (-5, 99):
+        parents = torch.tensor(PARENTS).expand(4, 7).masked_fill(padding, anything)
         check_tree(p, q, tokens.masked_fill(padding, anything), parents, uniforms * 0, lengths)
