@@ -515,6 +515,7 @@ def test_nothing_waits_for_the_device():
         ({"tokens": lambda x: x[0]}, r"tokens: found shape \[7\], expected \[B, N\]"),
         ({"tokens": lambda x: x + 6}, r"tokens: found an id outside 0\.\.5"),
         ({"tokens": lambda x: x * 0}, "tokens: found a token twice among siblings"),
+        ({"tokens": lambda x: x.index_fill(1, torch.tensor(1), 0)}, "tokens: found a token twice among siblings"),
         ({"parents": lambda x: x[:, :6]}, "parents: found shape"),
         ({"parents": lambda x: x + 1}, "parents: found one that is no earlier node"),
         ({"parents": lambda x: x - 1}, "parents: found one that is no earlier node"),
