@@ -515,6 +515,7 @@ def test_nothing_waits_for_the_device():
         ({"tokens": lambda x: x[0]}, r"tokens: found shape \[7\], expected \[B, N\]"),
         ({"tokens": lambda x: x + 6}, r"tokens: found an id outside 0\.\.5"),
         ({"tokens": lambda x: x * 0}, "tokens: found a token twice among siblings"),
+        ({"tokens": lambda x: x.index_fill(1, torch.tensor(1), 0)}, "tokens: found a token twice among siblings"),
         ({"parents": lambda x: x[:, :6]}, "parents: found shape"),
         ({"parents": lambda x: x + 1}, "parents: found one that is no earlier node"),
         ({"parents": lambda x: x - 1}, "parents: found one that is no earlier node"),
@@ -563,6 +564,6 @@ def test_padding_is_not_checked():
     lengths = torch.tensor([0, 2, 5, 7])
     padding = torch.arange(7) >= lengths[:, None]
     p[:, 1:].masked_fill_(padding[..., None], math.nan)
-    parents = torch.tensor(PARENTS).expand(4, 7).masked_fill(padding, 99)
-    for anything in (-1, 99):
+    for anything in (-5, 99):
+        parents = torch.tensor(PARENTS).expand(4, 7).masked_fill(padding, anything)
         check_tree(p, q, tokens.masked_fill(padding, anything), parents, uniforms * 0, lengths)
