@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from simulator import DRAFTERS, Simulator
 
 from spectrain import cli
 from spectrain.bundle import save_drafter
@@ -16,11 +17,14 @@ from spectrain.checkpoint_commands import serve_command
 from spectrain.drafters.language_model import LanguageModelConfig, LanguageModelDrafter
 from spectrain.drafters.medusa import MedusaConfig, MedusaDrafter
 from spectrain.errors import SpectrainError
+from spectrain.evaluation.summary import summarise
+from spectrain.files import write_json
 from spectrain.identity import TargetIdentity
 from spectrain.interop import Served, medusa
 from spectrain.serving import serve_commands
 
 HUB = TargetIdentity("LlamaForCausalLM", "c" * 64, "w" * 64, "org/it's a target", "abc")
+CHAINS = tuple(DRAFTERS)
 
 
 @pytest.fixture
@@ -40,39 +44,39 @@ def save(kind, config, target, folder, identity=HUB):
     return folder
 
 
-def decide(bundle, overall=None, **changes):
-    """Change what the bundle's report says of its drafter, and of all (by default that none of them pays)."""
-    path = bundle / "acceptance.json"
-    document = json.loads(path.read_text())
-    verdict = document["samplers"][0]["verdict"]
-    verdict["by_drafter"]["eagle3"]["overall"].update(changes)
-    verdict["overall"].update(overall or {"decision": "off", "contender": None, "k": 0})
-    path.write_text(json.dumps(document))
+def measure(bundle, eagle3, ngram=None, contenders=None):
+    """Put a report beside the bundle: of drafts that are accepted with such a probability; returns its verdict."""
+    kinds = {"desk": {"eagle3": eagle3} | ({} if ngram is None else {"ngram": ngram})}
+    samples = Simulator().samples(kinds, conversations=12, more=(Simulator.tree,))
+    chosen = [s for s in samples if s["contender"] in (contenders or CHAINS)]
+    document = summarise(chosen, context=Simulator.context)
+    write_json(bundle / "acceptance.json", document)
+    return document["samplers"][0]["verdict"]
 
 
 def test_the_report_says_how_many_tokens(bundle, chat_folder):
-    decide(bundle, decision="on", k=4, contender="eagle3 k=4", reason="the interval lies above 1")
+    assert measure(bundle, 0.9, contenders=("plain", "eagle3 k=3"))["overall"]["decision"] == "on"
     text = serve_commands(bundle)
-    assert text.startswith("# 4 draft tokens a round: acceptance.json says on, with eagle3 k=4 (")
+    assert text.startswith("# 3 draft tokens a round: acceptance.json says on, with eagle3 k=3 (")
     found = words(text, "vllm serve")
     assert found[:3] == ["vllm", "serve", str(chat_folder)]
-    assert json.loads(found[-1]) == {"method": "eagle3", "model": str(bundle), "num_speculative_tokens": 4}
+    assert json.loads(found[-1]) == {"method": "eagle3", "model": str(bundle), "num_speculative_tokens": 3}
     export, found = text.split("# SGLang\n")[1].split("\n")[:2]
     assert shlex.split(export) == ["spectrain", "export", str(bundle), "sglang-eagle3", f"{bundle}-sglang-eagle3"]
     found = shlex.split(found)
-    assert found[found.index("--speculative-num-steps") + 1] == "4"
-    assert found[found.index("--speculative-num-draft-tokens") + 1] == "5"
+    assert found[found.index("--speculative-num-steps") + 1] == "3"
+    assert found[found.index("--speculative-num-draft-tokens") + 1] == "4"
     assert found[found.index("--speculative-algorithm") + 1] == "EAGLE3"
     assert "# transformers' generate has no eagle3 drafters" in text
     assert "is a folder of this machine" in text
 
 
 def test_without_a_recommendation_k_has_to_be_given(bundle):
-    decide(bundle, decision="off", k=0, contender=None, reason="slower than plain decoding")
+    measure(bundle, 0.1)
     with pytest.raises(SpectrainError, match=r"says to leave it off \(.*\): slower than plain decoding; .*give --k"):
         serve_commands(bundle)
-    decide(bundle, decision="on", k=None, contender="eagle3 tree")
-    with pytest.raises(SpectrainError, match="recommends the tree eagle3 tree"):
+    measure(bundle, 0.9, contenders=("plain", Simulator.tree))
+    with pytest.raises(SpectrainError, match=f"recommends the tree {Simulator.tree}"):
         serve_commands(bundle)
     (bundle / "acceptance.json").unlink()
     with pytest.raises(SpectrainError, match=r"has no acceptance\.json"):
@@ -83,23 +87,32 @@ def test_without_a_recommendation_k_has_to_be_given(bundle):
 
 
 def test_the_headlines_length_is_served_where_it_is_about_this_drafter(bundle):
-    """Of two verdicts that name different lengths the one that people read counts."""
-    best = {"contender": "eagle3 k=5", "drafter": "eagle3", "k": 5, "depth": 5}
+    """Of two verdicts that name different lengths, as older reports have them, the one that people read counts."""
+    verdict = measure(bundle, 0.9)
     path = bundle / "acceptance.json"
-    known = json.loads(path.read_text())["samplers"][0]["verdict"]["overall"]["best"]
-    on = {"decision": "on", "contender": "eagle3 k=5", "k": 5, "best": known | best}
-    own = {"decision": "on", "contender": "eagle3 k=3", "k": 3}
-    decide(bundle, on, **own)
+    document = json.loads(path.read_text())
+    block = document["samplers"][0]
+    assert verdict["overall"]["k"] == 5
+    shorter = next(c for c in block["contenders"] if c["contender"] == "eagle3 k=3")
+    pooled = shorter["pooled"]
+    own = block["verdict"]["by_drafter"]["eagle3"]["overall"]
+    own |= {"contender": "eagle3 k=3", "k": 3, "adjusted": pooled["speedup"]["decode"]}
+    own["best"] |= {key: shorter[key] for key in ("contender", "k", "depth", "nodes")}
+    own["best"] |= {key: pooled[key] for key in ("conversations", "tokens_per_round")}
+    own["best"] |= {f"{part}_speedup": pooled["speedup"][part] for part in ("decode", "total")}
+    write_json(path, document)
     assert serve_commands(bundle).startswith("# 5 draft tokens a round: acceptance.json says on, with eagle3 k=5 (")
     assert "; its verdict)" in serve_commands(bundle)
-    decide(bundle, on | {"contender": "ngram k=5", "best": known | best | {"drafter": "ngram"}}, **own)
+    verdict = measure(bundle, 0.8, ngram=0.95)
+    assert verdict["overall"]["contender"] == "ngram k=5"
+    own = verdict["by_drafter"]["eagle3"]["overall"]
     text = serve_commands(bundle)
-    assert text.startswith("# 3 draft tokens a round: acceptance.json says on, with eagle3 k=3 (")
+    assert text.startswith(f"# {own['k']} draft tokens a round: acceptance.json says on, with {own['contender']} (")
     assert "; its verdict on eagle3 by itself)" in text
 
 
 def test_a_report_that_says_off_is_an_answer_and_no_mistake(bundle, capsys):
-    decide(bundle, decision="off", k=0, contender=None, reason="slower than plain decoding")
+    measure(bundle, 0.1)
     assert cli.guarded(serve_command, [str(bundle)], "spectrain serve-command") == 1
     said = capsys.readouterr()
     assert said.out.startswith("# ")

@@ -43,6 +43,15 @@ def complete(document: dict[str, Any]) -> dict[str, Any]:
     return document
 
 
+def without_sampler(document: dict[str, Any], number: int) -> dict[str, Any]:
+    """A copy in which a sampler was not measured: neither do chains of the cost model speak of it."""
+    document = copy.deepcopy(document)
+    name = document["samplers"].pop(number)["name"]
+    model = document["cost_model"]
+    model["chains"] = [chain for chain in model["chains"] if chain["sampler"] != name]
+    return document
+
+
 def _fill(holder: dict[str, Any], key: str, value: Any) -> None:
     if holder.get(key) in (None, [], {}):
         holder[key] = value

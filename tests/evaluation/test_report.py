@@ -7,7 +7,7 @@ import re
 from pathlib import Path
 
 import pytest
-from complete import complete
+from complete import complete, without_sampler
 from matplotlib.collections import PolyCollection
 from matplotlib.figure import Figure
 from matplotlib.text import Text
@@ -98,16 +98,16 @@ def test_plots_take_their_colours_from_the_page(page):
     assert not re.search(r"#010[0-9a-f]{3}", body)
 
 
-def test_names_cannot_break_out(document):
-    nasty = copy.deepcopy(document)
-    del nasty["samplers"][1]
+def test_names_cannot_break_out(simulator):
+    samples = simulator.samples({"desk": ALPHAS["desk"], NASTY: ALPHAS["chat"]}, conversations=8)
+    for sample in samples:
+        for key in ("contender", "drafter"):
+            sample[key] = sample[key].replace("ngram", NASTY)
+    traffic = simulator.context["traffic"] | {"name": NASTY}
+    nasty = complete(summarise(samples, context=simulator.context | {"traffic": traffic, "extra": NASTY}))
     for block in nasty["samplers"]:
-        block["kinds"] = [NASTY if kind == "chat" else kind for kind in block["kinds"]]
-        for holder in [c["by_kind"] for c in block["contenders"]] + [block["verdict"]["by_kind"]]:
-            holder[NASTY] = holder.pop("chat")
-        for contender in block["contenders"]:
-            contender["contender"] = contender["contender"].replace("ngram", NASTY)
-    nasty["context"]["traffic"]["name"] = nasty["context"]["extra"] = NASTY
+        assert NASTY in block["kinds"]
+        assert f"{NASTY} k=5" in [contender["contender"] for contender in block["contenders"]]
     page, text = report.render_page(nasty), report.render_markdown(nasty)
     assert "<script" not in page
     assert "<script" not in text
@@ -232,10 +232,11 @@ def test_kinds_that_lie_in_one_are_told_apart():
 
 
 def test_the_report_computes_nothing():
-    """It may import errors, files and its own pages, and those no more than that."""
+    """It may import errors, files, its own pages and what checks documents, and those no more than that."""
     allowed = {"spectrain.errors", "spectrain.files"}
     names = {"acceptance_plots", "axes", "csv_tables", "document", "glossary", "learning", "leaves", "load_plots",
-             "picture", "plots", "profile", "report", "side_by_side", "svg", "view", "wording"}  # fmt: skip
+             "picture", "plots", "profile", "report", "side_by_side", "svg", "view", "wording",
+             "consistency", "contradictions", "load_checks", "shape", "sums", "trained"}  # fmt: skip
     own = {f"spectrain.evaluation.{name}" for name in names}
     folder = Path(report.__file__).parent
     for name in names:
@@ -255,6 +256,15 @@ def wide(simulator):
         if found["lossy"] and found["temperature"] == 0:
             found |= {"equal_to_plain": False, "first_difference": {"position": 3, "logit_gap": 4.0}}
     return complete(summarise(samples, context=simulator.context))
+
+
+@pytest.fixture(scope="module")
+def paying(simulator):
+    """A document whose verdict is on, with a tree and a lossy contender."""
+    samples = simulator.samples({"desk": {"eagle3": 0.9}}, conversations=12, more=(simulator.tree, simulator.lossy))
+    found = complete(summarise(samples, context=simulator.context))
+    assert found["samplers"][0]["verdict"]["overall"]["decision"] == "on"
+    return found
 
 
 def test_lossy_contenders_are_called_so_in_every_table_and_plot_and_are_red(wide, simulator):
@@ -291,15 +301,14 @@ def test_the_report_says_which_contenders_have_the_targets_law(wide, simulator):
     assert best != simulator.lossy
 
 
-def test_a_verdict_on_a_changed_target_says_whose_law_it_keeps(wide, simulator, monkeypatch, tmp_path):
-    document = copy.deepcopy(wide)
+def test_a_verdict_on_a_changed_target_says_whose_law_it_keeps(paying, simulator, monkeypatch, tmp_path):
+    document = copy.deepcopy(paying)
     document["context"]["target"]["derived_from"] = {"name": "original", "weights": "0"}
     verdict, own = document["samplers"][0]["verdict"]["overall"], "the bundle's own, changed target"
-    verdict |= {"decision": "on", "contender": "eagle3 k=3"}
     titles = []
     monkeypatch.setattr(report, "draw_picture", lambda block, title, words, file: titles.append(words))
     report.render_picture(document, tmp_path / "a.png")
-    assert titles == [f"Turn it on: eagle3 k=3, with {own}"]
+    assert titles == [f"Turn it on: {verdict['contender']}, with {own}"]
     for page in (report.render_markdown(document), report.render_page(document).replace("&#39;", "'")):
         assert titles[0] in page
         assert f"as fast as plain decoding of {own} (" in page
@@ -322,11 +331,11 @@ def test_a_tree_has_rows_of_its_own_with_depth_and_nodes(wide, simulator):
     assert simulator.tree not in drawn.svg  # it has no length to stand at
 
 
-def test_a_document_of_trees_alone_has_no_plot_of_lengths(wide, simulator):
-    block = copy.deepcopy(wide["samplers"][0])
-    block["contenders"] = [c for c in block["contenders"] if c["contender"] in ("plain", simulator.tree)]
-    assert cost_plot(block, "s") is None
-    document = wide | {"samplers": [block]}
+def test_a_document_of_trees_alone_has_no_plot_of_lengths(simulator):
+    found = simulator.samples({"desk": {"eagle3": 0.7}}, conversations=8, more=(simulator.tree,))
+    samples = [sample for sample in found if sample["contender"] in ("plain", simulator.tree)]
+    document = summarise(samples, context=simulator.context)
+    assert cost_plot(document["samplers"][0], "s") is None
     assert "Cost model and measurement" not in report.render_page(document)
     assert "What a round costs" in report.render_page(document)
 
@@ -380,8 +389,8 @@ def test_every_section_is_there_where_it_was_measured(document, page):
 
 
 def test_sections_of_what_was_not_measured_are_left_out_and_said_how_to_get(document):
-    bare = copy.deepcopy(document) | {"load": None, "calibration": [], "draft_vocabulary": [], "teacher_forced": []}
-    del bare["samplers"][1]
+    gone = {"load": None, "calibration": [], "draft_vocabulary": [], "teacher_forced": []}
+    bare = without_sampler(document, 1) | gone
     bare["cost_model"]["goodput"] = None
     for contender in bare["samplers"][0]["contenders"]:
         contender["pooled"]["energy_j_per_token"] = None
@@ -394,10 +403,10 @@ def test_sections_of_what_was_not_measured_are_left_out_and_said_how_to_get(docu
     assert "Not in this report" not in report.render_page(document)
 
 
-def test_the_verdict_says_up_to_which_batch_and_what_would_change_it(document, page):
+def test_the_verdict_says_up_to_which_batch_and_what_would_change_it(document, page, paying):
     verdict = document["samplers"][0]["verdict"]["overall"]
-    on = copy.deepcopy(document)
-    on["samplers"][0]["verdict"]["overall"] |= {"decision": "on", "contender": "eagle3 k=3", "up_to_batch": 8}
+    on = copy.deepcopy(paying)
+    on["samplers"][0]["verdict"]["overall"]["up_to_batch"] = 8
     for shown in (report.render_markdown(on), report.render_page(on)):
         assert "Measured in batches, it pays up to batch 8." in shown
     on["samplers"][0]["verdict"]["overall"]["up_to_batch"] = 1  # which batches of one may contradict
@@ -428,7 +437,7 @@ def test_a_fault_in_the_law_is_called_one_and_a_lossy_rule_is_not(wide, simulato
     assert '<span class="badge">differs</span>' in page
     broken = copy.deepcopy(wide)
     test = next(t for t in broken["samplers"][1]["distribution"] if t["contender"] == "eagle3 k=3")
-    test |= {"agrees": False, "adjusted_p_value": 1e-7}
+    test |= {"agrees": False, "p_value": 1e-8, "adjusted_p_value": 1e-7}
     page = report.render_page(broken)
     assert "eagle3 k=3 has another law (adjusted p &lt; 0.0001), which an exact rule does not: this is a fault." in page
     assert '<span class="badge fault">differs</span>' in page

@@ -2,34 +2,48 @@
 
 import copy
 import csv
+import json
 import re
 
 import pytest
-from complete import complete
+from complete import complete, without_sampler
+from simulator import clocked
 
 from spectrain import cli
 from spectrain.errors import SpectrainError
 from spectrain.evaluation.side_by_side import render_side_by_side
 from spectrain.evaluation.summary import summarise
+from spectrain.evaluation.wording import interval
 from spectrain.files import write_json
 
 KINDS = {"desk": {"eagle3": 0.8, "ngram": 0.5}, "chat": {"eagle3": 0.3, "ngram": 0.2}}
 
 
 @pytest.fixture(scope="module")
-def document(simulator):
-    samples = [*simulator.samples(KINDS, conversations=6), *simulator.samples(KINDS, conversations=6, temperature=1.0)]
+def samples(simulator):
+    return [*simulator.samples(KINDS, conversations=6), *simulator.samples(KINDS, conversations=6, temperature=1.0)]
+
+
+@pytest.fixture(scope="module")
+def measured(simulator):
+    """Samples → their document."""
     rows = [
         simulator.forced_row(drafter="eagle3", prefixes="T=1", temperature=t, alpha=a) for t, a in ((0, 0.4), (1, 0.6))
     ]
-    return complete(summarise(samples, context=simulator.context | {"teacher_forced": rows}))
+    context = simulator.context | {"teacher_forced": rows}
+    return lambda samples: complete(summarise(samples, context=context))
+
+
+@pytest.fixture(scope="module")
+def document(measured, samples):
+    return measured(samples)
 
 
 @pytest.fixture
 def write(document, tmp_path):
-    def write(name, change=lambda d: None):
+    def write(name, change=lambda d: None, document=document):
         changed = copy.deepcopy(document)
-        change(changed)
+        changed = change(changed) or changed
         path = tmp_path / name / "acceptance.json"
         path.parent.mkdir(exist_ok=True)
         write_json(path, changed)
@@ -38,24 +52,24 @@ def write(document, tmp_path):
     return write
 
 
-def faster(document):
-    for block in document["samplers"]:
-        for contender in block["contenders"]:
-            if contender["contender"] == "eagle3 k=3":
-                contender["pooled"]["speedup"]["decode"] = {"value": 3.25, "low": 3.0, "high": 3.5}
-    document["context"]["versions"]["torch"] = "9.9"
+def pooled(document, name):
+    return next(c["pooled"] for c in document["samplers"][0]["contenders"] if c["contender"] == name)
 
 
-def test_both_reports_stand_in_every_table_of_every_form(write, tmp_path):
-    first, second = write("a"), write("b", faster)
+def test_both_reports_stand_in_every_table_of_every_form(write, tmp_path, measured, samples):
+    faster = measured(clocked(samples, 0.7, contender="eagle3 k=3"))
+    first = write("a")
+    second = write("b", lambda d: d["context"]["versions"].update(torch="9.9"), faster)
+    speedup = interval(pooled(faster, "eagle3 k=3")["speedup"]["decode"])
     markdown, page, table = render_side_by_side([first, second], tmp_path / "out")
     text, html = markdown.read_text(encoding="utf-8"), page.read_text(encoding="utf-8")
     for shown in (text, html):
-        assert "3.25 (3.00–3.50)" in shown
+        assert speedup in shown
         assert "torch is 2.13.0 in a, 9.9 in b." in shown
         assert "0.600 (0.550–0.650)" in shown  # α at the sampler's own temperature
         assert "0.400" not in shown
-    assert re.search(r"\| eagle3 k=3 \| b \| 3\.25", text)
+    assert f"| eagle3 k=3 | b | {speedup} |" in text
+    assert f"| eagle3 k=3 | a | {speedup} |" not in text
     assert "| kind | a | b |" in text
     assert html.count("<svg") == 2
     assert not re.search(r"<(script|link|img|iframe|object)\b|\bsrc=|@import|url\((?!#)|http", html)
@@ -63,27 +77,20 @@ def test_both_reports_stand_in_every_table_of_every_form(write, tmp_path):
     assert {row["report"] for row in rows} == {str(first), str(second)}
 
 
-def test_the_top_table_is_about_the_trained_drafter(write, tmp_path):
+def test_the_top_table_is_about_the_trained_drafter(write, tmp_path, measured, simulator):
     """A report whose prompt lookup is fast does not make its drafter look so."""
-
-    def beaten(document):
-        document["context"]["drafter"]["name"] = "eagle3"
-        for block in document["samplers"]:
-            verdict = block["verdict"]
-            verdict["overall"] = copy.deepcopy(verdict["by_drafter"]["ngram"]["overall"])
-            verdict["overall"]["best"]["decode_speedup"] = {"value": 1.06, "low": 1.01, "high": 1.11}
-            own = verdict["by_drafter"]["eagle3"]["overall"]
-            own |= {"decision": "off", "contender": None, "k": 0, "reason": "slower than plain decoding"}
-            own["best"]["decode_speedup"] = {"value": 0.72, "low": 0.7, "high": 0.75}
-
-    markdown, page, _ = render_side_by_side([write("med", beaten), write("none")], tmp_path / "out")
+    alphas = {"desk": {"eagle3": 0.1, "ngram": 0.9}}
+    beaten = measured([s for t in (0.0, 1.0) for s in simulator.samples(alphas, conversations=12, temperature=t)])
+    medusa = write("med", lambda d: d["context"]["drafter"].update(name="eagle3"), beaten)
+    markdown, page, _ = render_side_by_side([medusa, write("none")], tmp_path / "out")
+    verdicts = [block["verdict"] for block in beaten["samplers"]]
     rows = [line for line in markdown.read_text(encoding="utf-8").splitlines() if line.startswith("| med |")]
-    for row in rows:
+    for row, verdict in zip(rows, verdicts, strict=True):
+        fastest, own = (v["overall"]["best"] for v in (verdict, verdict["by_drafter"]["eagle3"]))
         cells = [cell.strip() for cell in row.split("|")]
         assert cells[2].startswith("eagle3 k=")
-        assert cells[3:6] == ["**Leave it off**", "–", "0.72 (0.70–0.75)"]
-        assert cells[7:9] == ["slower than plain decoding", "ngram k=5 1.06 (1.01–1.11)"]
-    assert len(rows) == 2
+        assert cells[3:6] == ["**Leave it off**", "–", interval(own["decode_speedup"])]
+        assert cells[7:9] == ["slower than plain decoding", f"ngram k=5 {interval(fastest['decode_speedup'])}"]
     assert "fastest there" in page.read_text(encoding="utf-8")
 
 
@@ -97,7 +104,7 @@ def test_the_top_table_is_about_the_trained_drafter(write, tmp_path):
         (lambda d: d["context"].update(processes=5), "context.processes is "),
         (lambda d: d["context"]["device"].update(dtype="bfloat16"), "context.device.dtype"),
         (lambda d: d["context"].update(max_new_tokens=7), "context.max_new_tokens is 96"),
-        (lambda d: d["samplers"].pop(), "sampler 'T=1'"),
+        (lambda d: without_sampler(d, 1), "sampler 'T=1'"),
         (lambda d: d["samplers"][0]["sampler"].update(top_k=5), r"sampler 'greedy \(T=0\)'"),
     ],
 )
@@ -120,15 +127,15 @@ def test_a_target_is_its_weights_whatever_it_is_called(write, tmp_path):
         render_side_by_side([same[0], write("c", weigh("a/model", "2"))], tmp_path / "out")
 
 
-def test_a_device_that_was_not_equally_fast_is_noted(write, tmp_path):
-    def plain(value):
-        found = {"value": value, "low": value - 0.1, "high": value + 0.1}
-        return lambda d: d["samplers"][0]["contenders"][0]["pooled"].update(tokens_per_second=found)
-
-    paths = [write("a", plain(15.0)), write("b", plain(5.0)), write("c", plain(15.1))]
+def test_a_device_that_was_not_equally_fast_is_noted(write, tmp_path, measured, samples):
+    slow = measured(clocked(samples, 3.0))
+    paths = [write("a"), write("b", document=slow), write("c", document=measured(clocked(samples, 0.999)))]
     markdown, *_ = render_side_by_side(paths, tmp_path / "out")
     assert " in c: the device" not in markdown.read_text(encoding="utf-8")
-    noted = "15.0 (14.9–15.1) tokens/s in a, 5.0 (4.9–5.1) in b: the device was not equally fast"
+    rates = [
+        interval(pooled(found, "plain")["tokens_per_second"], 1) for found in (json.loads(paths[0].read_text()), slow)
+    ]
+    noted = f"{rates[0]} tokens/s in a, {rates[1]} in b: the device was not equally fast"
     assert noted in markdown.read_text(encoding="utf-8")
 
 
