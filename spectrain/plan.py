@@ -192,11 +192,11 @@ def _measured(options: argparse.Namespace) -> Plan:
     if given is not None:
         found = replace(found, survival=given[0], alpha=given[1])
     v = found.v if options.v is None else _verification(options.v, len(found.survival))
-    notes: tuple[str, ...] = ()
+    notes = found.notes
     if len(v) <= len(found.survival):
         v = [interpolate(points, k) for k in range(len(found.survival) + 1)]
     if options.v is None and len(found.survival) > (longest := int(max(points)[0])):
-        notes = (f"v was measured up to k={longest}, and is taken to stay what it is there; give --v to change it",)
+        notes += (f"v was measured up to k={longest}, and is taken to stay what it is there; give --v to change it",)
     c, o = (found.c if options.c is None else options.c), (found.o if options.o is None else options.o)
     return replace(found, v=v, c=c, o=o, notes=notes)
 

@@ -108,7 +108,7 @@ def test_serve_command(call, imported, bundle):
     assert code == 0
     assert '"num_speculative_tokens": 2' in said
     code, said = call(serve_command, bundle)
-    assert code in (0, 2)  # whatever the clock said of a tiny model
+    assert code in (0, 1)  # whatever the clock said of a tiny model
     assert "# SGLang" in said or "give --k" in said
 
 

@@ -79,4 +79,4 @@ def test_the_command_prints_the_table_and_fails_when_the_proof_does(capsys, monk
     assert cli.guarded(cli.prove, ["--cases", "5"], "spectrain prove") == 1
     captured = capsys.readouterr()
     assert "mine" in captured.out
-    assert "error: mine: found" in captured.err
+    assert "not proved: mine: found" in captured.out
