@@ -53,7 +53,8 @@ def cost_block(block: dict[str, Any], own: Clusters, *, plain_step_s: float) -> 
 
 
 def _by_k(block: dict[str, Any], offered: Sequence[float], per_round: dict[str, float]) -> list[dict[str, Any]]:
-    """Predictions for every k up to the one measured; v and o are taken to be what they are at that k.
+    """Predictions for every k up to the one measured. A plain step is a round without a draft token, so that v + o are 1
+    there; they are taken to grow with the tokens proposed, in a straight line to what they are at the k measured.
 
     ``offered``: rounds that proposed at least i tokens.
     """
@@ -62,8 +63,8 @@ def _by_k(block: dict[str, Any], offered: Sequence[float], per_round: dict[str, 
     rows = []
     for k in range(1, len(survival) + 1):
         tokens = float(expected_tokens_from_survival(survival[:k]))
-        draft = per_round["draft"] * sum(offered[:k]) / drafted
-        cost = draft + per_round["verify"] + per_round["overhead"]
+        share = sum(offered[:k]) / drafted
+        cost = 1 + share * (per_round["draft"] + per_round["verify"] + per_round["overhead"] - 1)
         rows.append({"k": k, "tokens_per_round": tokens, "speedup": tokens / cost})
     return rows
 

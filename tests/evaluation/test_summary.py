@@ -85,7 +85,7 @@ def test_hand_worked_rounds(simulator):
     assert cost["verify_cost_per_round"] == pytest.approx(1.0)
     assert cost["break_even_tokens_per_round"] == pytest.approx(1.0 / 3 / 0.2)
     assert cost["predicted_speedup"] == pytest.approx(cost["measured_speedup"])
-    assert cost["by_k"][0]["speedup"] == pytest.approx((5 / 3) / (0.125 + 1 + 1 / 6))
+    assert cost["by_k"][0]["speedup"] == pytest.approx((5 / 3) / (1 + (1.0 / 3 / 0.2 - 1) / 4))
 
 
 def test_rates_are_pooled(simulator):
