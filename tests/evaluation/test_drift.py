@@ -200,8 +200,8 @@ def test_measured_again_it_is_read_and_not_measured(compared, runs, chat_target,
 
 def options(bundle, chats, output, **changes):
     values = {"bundle": str(bundle), "traffic": [str(chats)], "target": None, "dtype": "float32", "k": (2,),
-              "tree": None, "verification": "token", "temperature": (0.0,), "bad_rows": "error", "top_k": None, "top_p": None,
-              "conversations": None, "max_new_tokens": 5, "stop_at": None, "batch": None,
+              "tree": None, "verification": "token", "temperature": (0.0,), "bad_rows": "error", "top_k": None,
+              "top_p": None, "conversations": None, "max_new_tokens": 5, "stop_at": None, "batch": None,
               "context": None, "batch_groups": None, "request_rate": None, "seed": 0, "output": str(output),
               **changes}  # fmt: skip
     return argparse.Namespace(**values)
