@@ -48,7 +48,7 @@ LEAVES: dict[str, Leaf] = {
     **dict.fromkeys(("compared", "equal", "near_ties", "unexplained", "comparisons", "rank", "k", "best_k"), COUNT),
     **dict.fromkeys(("target_bytes", "drafter_bytes", "cache_bytes", "state_bytes", "context"), COUNT),
     **dict.fromkeys(("position", "tokens", "new_tokens", "count", "histogram", "bins", "depth", "nodes"), COUNT),
-    **dict.fromkeys(("answers", "identical", "points", "repeats", "max_new_tokens", "threads"), COUNT),
+    **dict.fromkeys(("answers", "decoded", "identical", "points", "repeats", "max_new_tokens", "threads"), COUNT),
     **dict.fromkeys(("conversations_for", "conversations_needed", "best_k_by_batch", "context_tokens"), COUNT),
     **dict.fromkeys(("batch", "batches", "groups", "up_to_batch", "largest_paying_batch"), SIZE),
     **dict.fromkeys(("schema", "name", "digest", "dtype", "method", "contender", "drafter", "kind", "label"), TEXT),

@@ -29,6 +29,7 @@ _COST = {
 _BOUNDS = {"low?": None, "high?": None}
 _NUMBERS = {
     "conversations": None,
+    "decoded??": None,
     "rounds": None,
     "clipped_rounds": None,
     "clipped": dict.fromkeys(("eos", "budget", "stop")),

@@ -137,6 +137,7 @@ def rename(name):
         (lambda d: swap(d["load"]["rows"][-1]["speedup"]), r"load\.rows\[\d\]\.speedup is .* does not hold it"),
         (lambda d: one(d)["tokens_per_round"].update(low=None), "with both ends or with none"),
         (lambda d: one(d).update(accepted_draft_tokens=10**6), r"pooled\.accepted_draft_tokens is 1000000, but"),
+        (lambda d: one(d).update(decoded=10**6), r"pooled\.decoded is 1000000, but"),
         (lambda d: one(d)["accepted_prefix"]["histogram"].append(3), r"pooled\.accepted_prefix\.histogram is \d+, but"),
         (
             lambda d: one(d)["conditional_acceptance"][0].update(accepted=10**6),
