@@ -102,11 +102,12 @@ def serve_command(arguments: Sequence[str], name: str = "spectrain serve-command
         name,
         "Print the commands that serve a bundle with vLLM, SGLang and transformers, with as many draft tokens a round\n"
         "as its acceptance.json recommends. Nothing is started, and no model is read.",
-        f"{name} runs/quickstart/bundle",
+        f"{name} runs/quickstart/bundle\n  {name} runs/my/bundle --report runs/report/acceptance.json",
         "0 done; 1 the report says to leave it off (or disk, permissions)",
     )
     option(parser, "bundle")
-    option(parser, "--k", "one", otherwise="what the bundle's report recommends")
+    option(parser, "--k", "one", otherwise="what the report recommends")
+    option(parser, "--report", "of this bundle", otherwise="the one in it")
     option(parser, "--json", "the lines for each server")
     options = parser.parse_args(arguments)
     k = one(options.k, "--k")
@@ -115,7 +116,7 @@ def serve_command(arguments: Sequence[str], name: str = "spectrain serve-command
 
     with telling(options.json) as tell:
         try:
-            found = invocations(resolve_bundle(options.bundle), k)
+            found = invocations(resolve_bundle(options.bundle), k, options.report and Path(options.report))
         except LeaveOffError as off:
             # A comment, for whoever runs what this prints.
             tell({"k": 0, "reason": str(off), "notes": [], "servers": {}}, f"# {off}")

@@ -16,7 +16,7 @@ from spectrain.evaluation.decisions import fewest
 from spectrain.exact.sampler import Sampler
 
 FEW_STEPS = 200  # a new drafter is hardly better than chance before
-SMALL_TOKENS, SMALL_EPOCHS, SMALL_RATE = 1024, 6, 1e-3  # a start for traffic of a hundred or a thousand chats
+SMALL_TOKENS, SMALL_EPOCHS, SMALL_RATE = 512, 8, 1e-3  # a start for traffic of a hundred or a thousand chats
 
 
 def few_steps(recipe: Recipe, steps: int) -> list[str]:
@@ -60,7 +60,7 @@ def few_heldout(recipe: Recipe, train: Sequence[Conversation], heldout: Sequence
         found.append(f"{len(heldout)} held-out conversations are too few for a verdict, {among}; {more}")
     elif scarce and len(trained | held) > 1:
         counts = ", ".join(f"{kind} {count}" for kind, count in list(scarce.items())[:5])
-        counts += f", and {len(scarce) - 5} more kinds" if len(scarce) > 5 else ""
+        counts += f", and {len(scarce) - 5} more" if len(scarce) > 5 else ""
         found.append(f"held-out conversations are too few for a verdict on each kind ({counts}), {among}; {more}")
     with_tools = [sum(bool(chat.tools) for chat in side) for side in (train, heldout)]
     if with_tools[0] and not with_tools[1]:

@@ -11,7 +11,7 @@ from typing import Any
 from spectrain.bundle import REPORT_FILE
 from spectrain.errors import SpectrainError
 from spectrain.evaluation.document import read_document
-from spectrain.interop import Served, format_of_config, read_config
+from spectrain.interop import WEIGHTS_FILE, Served, format_of_config, read_config
 from spectrain.interop.layouts import layouts_of
 from spectrain.manifest import Manifest, read_manifest, target_of
 
@@ -30,10 +30,11 @@ def shell(found: Mapping[str, Any]) -> str:
     return "\n".join([*lines, *(line for name, own in found["servers"].items() for line in ("", f"# {name}", *own))])
 
 
-def invocations(bundle: Path, k: int | None = None) -> dict[str, Any]:
+def invocations(bundle: Path, k: int | None = None, report: Path | None = None) -> dict[str, Any]:
     """How vLLM, SGLang and transformers are started with a bundle: k, the reason for it, notes, and lines by server.
 
-    ``k`` is the number of draft tokens a round; by default what the bundle's report recommends. Raises SpectrainError
+    ``k`` is the number of draft tokens a round; by default what the report recommends, which is the bundle's own unless
+    given. Raises SpectrainError
     where there is no report, it recommends a tree, or nobody else takes such drafters, and LeaveOffError where it says
     to leave the drafter off.
     """
@@ -47,7 +48,7 @@ def invocations(bundle: Path, k: int | None = None) -> dict[str, Any]:
         )
     deepest = None if how.most is None else config.get(how.most)
     if k is None:
-        k, why = _recommended(bundle, _family(manifest))
+        k, why = _recommended(bundle, _family(manifest), report)
     else:
         why = "as given"
     if k < 1 or (deepest is not None and k > deepest):
@@ -68,14 +69,21 @@ def _family(manifest: Manifest) -> str:
     return str(manifest.drafter["type"])
 
 
-def _recommended(bundle: Path, family: str) -> tuple[int, str]:
+def _recommended(bundle: Path, family: str, report: Path | None) -> tuple[int, str]:
     """k of the report's first sampler, for the bundle's own drafter, and the reason in words."""
-    path = bundle / REPORT_FILE
-    if not path.is_file():
+    path = report or bundle / REPORT_FILE
+    if report is None and not path.is_file():
         raise SpectrainError(
-            f"{bundle} has no {REPORT_FILE}: nobody has measured yet whether it pays; evaluate it, or give --k"
+            f"{bundle} has no {REPORT_FILE}: nobody has measured yet whether it pays; evaluate it, or give the report "
+            "of an evaluation with --report, or --k"
         )
-    block = read_document(path)["samplers"][0]
+    document = read_document(path)
+    if (
+        report is not None
+        and document["context"]["drafter"].get("weights") != read_manifest(bundle).files[WEIGHTS_FILE]
+    ):
+        raise SpectrainError(f"{path} is the report of another drafter; give one of {bundle}")
+    block = document["samplers"][0]
     overall, own = block["verdict"]["overall"], block["verdict"]["by_drafter"].get(family)
     if own is None:
         raise SpectrainError(f"{path} did not measure {family}; evaluate the bundle, or give --k")
@@ -90,7 +98,7 @@ def _recommended(bundle: Path, family: str) -> tuple[int, str]:
         raise SpectrainError(
             f"{path} recommends the tree {found['contender']}, which these servers do not take; give --k"
         )
-    return int(found["k"]), f"{REPORT_FILE} says on, with {found['contender']} ({block['name']}; {whose})"
+    return int(found["k"]), f"{path.name} says on, with {found['contender']} ({block['name']}; {whose})"
 
 
 def _warnings(target: str, manifest: Manifest) -> list[str]:

@@ -133,8 +133,13 @@ def test_answers_in_the_files_are_counted_where_they_are_trained_on(make_recipe,
     assert (work.train.answer, work.heldout.answer) == (6 * 2, 2 * 2)  # "2" and the end of the turn
 
 
+# Of the second target one family: the others differ in its sizes alone, and each takes a quarter of a minute.
 @pytest.mark.slow
-@pytest.mark.parametrize("path", LARGE, ids=lambda path: f"{path.parent.name}/{path.name}")
+@pytest.mark.parametrize(
+    "path",
+    [path for path in LARGE if path.parent.name == "qwen3-8b" or path.stem == "eagle3"],
+    ids=lambda path: f"{path.parent.name}/{path.name}",
+)
 def test_recipes_for_large_targets_fit_their_devices(path):
     recipe = load_recipe(path)
     target = blueprint(recipe, load_config(recipe, path))

@@ -37,8 +37,8 @@ def test_few_steps_name_the_keys_and_what_works(recipe):
     (note,) = few_steps(loaded(recipe, "training.micro_batch_tokens=4096"), 16)
     assert note.startswith("16 optimizer steps teach a drafter little, it takes about 200: try ")
     for part in (
-        "training.micro_batch_tokens=1024 (now 4096)",
-        "training.epochs=6 (now 2)",
+        "training.micro_batch_tokens=512 (now 4096)",
+        "training.epochs=8 (now 2)",
         "optim.lr=0.001 (now 5e-05)",
     ):
         assert part in note

@@ -362,7 +362,7 @@ def test_the_loss_falls_and_the_draft_comes_closer_on_its_own_text(lab, tmp_path
 WORKER = """
 import sys
 from pathlib import Path
-tests, lab, out, accumulation, prompts = sys.argv[1:]
+tests, lab, out, accumulation, prompts, sides = sys.argv[1:]
 sys.path.insert(0, tests)
 import json
 import torch
@@ -379,7 +379,7 @@ target = build_target("llama", dtype=torch.float32, eos=2)
 torch.manual_seed(0)
 drafter = LanguageModelDrafter.build(LanguageModelConfig(layers=(0, 4)), target, torch.ones(24, dtype=torch.long))
 stores = [FeatureStore(Path(lab, side), json.loads(Path(lab, side, INDEX).read_text())["key"])
-          for side in ("train-0", "heldout-0")]
+          for side in json.loads(sides)]
 on_policy = OnPolicyConfig(share=0.4, refresh=2, chats=5, max_new_tokens=8, k=3)
 trainer = Trainer(drafter, target.head, *stores, loss=LossConfig(), optim=OptimConfig(lr=1e-3), folder=Path(out),
     settings={}, prompts=Prompts(target, json.loads(prompts), 64),
@@ -393,9 +393,11 @@ trainer.run()
 @pytest.mark.slow
 def test_two_processes_write_and_train_as_one_does(lab, tmp_path):
     """5 chats over two processes, and steps whose on-policy micro-batches do not divide by two."""
+    taps = CONFIGS["language_model"].taps(lab.target)
+    sides = json.dumps(["-".join(map(str, (side, *taps))) for side in ("train", "heldout")])
     for processes, accumulation in ((1, "4"), (2, "2")):
         out = tmp_path / str(processes)
-        run_script(WORKER, out, [str(lab.folder), str(out), accumulation, json.dumps(lab.prompts)], processes)
+        run_script(WORKER, out, [str(lab.folder), str(out), accumulation, json.dumps(lab.prompts), sides], processes)
     assert written(tmp_path / "1") == written(tmp_path / "2")
     one, two = metrics(tmp_path / "1"), metrics(tmp_path / "2")
     assert len(one) == len(two) == 4

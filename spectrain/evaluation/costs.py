@@ -53,8 +53,8 @@ def cost_block(block: dict[str, Any], own: Clusters, *, plain_step_s: float) -> 
 
 
 def _by_k(block: dict[str, Any], offered: Sequence[float], per_round: dict[str, float]) -> list[dict[str, Any]]:
-    """Predictions for every k up to the one measured. A plain step is a round without a draft token, so that a round costs
-    1 there; it is taken to grow with the tokens proposed, in a straight line to what it costs at the k measured.
+    """Predictions for every k up to the one measured. A plain step is a round without a draft token, which costs 1; a
+    round is taken to grow with the tokens proposed, in a straight line to what it costs at the k measured.
 
     ``offered``: rounds that proposed at least i tokens.
     """

@@ -75,9 +75,9 @@ DEFINITIONS = (
     ),
     (
         "verdict",
-        "On when the decode speedup of the fastest contender has an interval above 1 over at least 6 "
-        "conversations, its rule keeps the target's law and its greedy output (near ties apart) is plain decoding's; "
-        "otherwise off. The "
+        "On when the decode speedup of the fastest contender has an interval above 1 over enough conversations (6, and "
+        "more where the fastest of several was chosen), its rule keeps the target's law and its greedy output (near "
+        "ties apart) is plain decoding's; otherwise off. The "
         "fastest of several is chosen after the fact, which flatters it: the interval it needs is wider then "
         "(Bonferroni), as wide for a drafter by itself as for all that were measured.",
     ),

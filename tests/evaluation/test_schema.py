@@ -83,7 +83,7 @@ def test_both_refuse_the_same_mutated_documents(document, validator):
     rng = random.Random(0)
     found = [path for path in places(document) if path]
     refused = 0
-    for path in rng.sample(found, 400):
+    for path in rng.sample(found, 130):
         broken = copy.deepcopy(document)
         holder, key = at(broken, path[:-1]), path[-1]
         fault = rng.choice(("gone", "null", "text", "number", "negative", "list", "object", "flag"))
@@ -104,7 +104,7 @@ def test_both_refuse_the_same_mutated_documents(document, validator):
         agreed = accepted(broken)
         assert agreed == validator.is_valid(broken), (path, fault)
         refused += not agreed
-    assert 100 < refused < 390
+    assert 30 < refused < 125
 
 
 @pytest.mark.parametrize("key", sorted(LEAVES))
