@@ -62,7 +62,15 @@ def invocations(bundle: Path, k: int | None = None, report: Path | None = None) 
         "SGLang": _sglang(bundle, target, manifest, how, k),
         "transformers": _transformers(bundle, target, manifest, how, k),
     }
-    return {"k": k, "reason": why, "notes": _warnings(target, manifest), "servers": servers}
+    notes = [*_warnings(target, manifest), *_deeper(k, manifest)]
+    return {"k": k, "reason": why, "notes": notes, "servers": servers}
+
+
+def _deeper(k: int, manifest: Manifest) -> list[str]:
+    depths = manifest.drafter.get("depths")
+    if not isinstance(depths, int) or k <= depths:
+        return []
+    return [f"# the drafter was trained {depths} deep: of {k} draft tokens the later ones are accepted less and less"]
 
 
 def _family(manifest: Manifest) -> str:

@@ -20,7 +20,8 @@ from spectrain.errors import SpectrainError
 from spectrain.evaluation.summary import summarise
 from spectrain.files import write_json
 from spectrain.identity import TargetIdentity
-from spectrain.interop import Served, medusa
+from spectrain.interop import WEIGHTS_FILE, Served, medusa
+from spectrain.manifest import read_manifest
 from spectrain.serving import serve_commands
 
 HUB = TargetIdentity("LlamaForCausalLM", "c" * 64, "w" * 64, "org/it's a target", "abc")
@@ -69,6 +70,28 @@ def test_the_report_says_how_many_tokens(bundle, chat_folder):
     assert found[found.index("--speculative-algorithm") + 1] == "EAGLE3"
     assert "# transformers' generate has no eagle3 drafters" in text
     assert "is a folder of this machine" in text
+
+
+def test_the_report_may_lie_elsewhere_and_has_to_be_this_drafters(bundle, tmp_path, capsys):
+    measure(bundle, 0.9, contenders=("plain", "eagle3 k=3"))
+    document, elsewhere = json.loads((bundle / "acceptance.json").read_text()), tmp_path / "report.json"
+    (bundle / "acceptance.json").unlink()
+    document["context"]["drafter"]["weights"] = read_manifest(bundle).files[WEIGHTS_FILE]
+    write_json(elsewhere, document)
+    assert serve_command([str(bundle), "--report", str(elsewhere)]) == 0
+    assert capsys.readouterr().out.startswith("# 3 draft tokens a round: report.json says on, with eagle3 k=3 (")
+    document["context"]["drafter"]["weights"] = "0" * 64
+    write_json(elsewhere, document)
+    with pytest.raises(SpectrainError, match="report of another drafter"):
+        serve_command([str(bundle), "--report", str(elsewhere)])
+
+
+def test_more_tokens_than_the_drafter_was_trained_on_are_remarked_on(bundle):
+    depths = read_manifest(bundle).drafter["depths"]
+    assert "was trained" not in serve_commands(bundle, depths)
+    assert f"# the drafter was trained {depths} deep: of {depths + 1} draft tokens" in serve_commands(
+        bundle, depths + 1
+    )
 
 
 def test_without_a_recommendation_k_has_to_be_given(bundle):

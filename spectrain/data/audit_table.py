@@ -41,8 +41,8 @@ def _head(document: Document) -> str:
     made = all(side["answers"]["by_target"] for side in document["sides"].values())
     split = sum(side["with"]["split"] for side in document["sides"].values())
     if document["answers_by_target"] and not made:
-        lines.append("The target has not answered yet: answers and lengths below are those of the files. It answers "
-                     "the end of each chat, and that answer alone is trained on.")  # fmt: skip
+        lines.append("The target has not answered yet: answers and lengths below are those of the files. It will "
+                     "answer the end of each chat, and then that answer alone is trained on.")  # fmt: skip
     elif split:
         lines.append(f"{split} conversations are split into a row for each answer, for the template rewrites history.")
     lines += [f"**prepare stops: {why}**" for why in document["stops"]]

@@ -14,7 +14,10 @@ from spectrain.evaluation.leaves import LOSSY
 from spectrain.evaluation.svg import INK, Plot, draw_svg
 
 _SPEED = "Filled: faster than plain decoding of the same batch, beyond the interval. Above the line at 1 is a gain."
-_COSTS = "Time to verify k draft tokens, in plain steps of the same batch: at 1, verification is as cheap as decoding."
+_COSTS = (
+    "Forwards timed by themselves: k + 1 tokens a request beside a single one, of the same batch. At 1, verification "
+    "is as cheap as decoding. What a verification took in decoding stands in the cost model."
+)
 
 
 def load_plots(load: Mapping[str, Any] | None) -> list[Plot]:
