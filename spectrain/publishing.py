@@ -49,7 +49,8 @@ def publish(arguments: Sequence[str], name: str = "spectrain publish") -> None:
             print(f"note: {note}")
         if options.dry_run:
             sizes = [f"{size:>14,} bytes  {path}" for path, size in publication.sizes.items()]
-            nothing = f"dry run: {len(publication.files)} files for {options.repo}; nothing was sent"
+            nothing = f"dry run: {len(publication.files)} files for {options.repo}; nothing was sent, and the Hub was "
+            nothing += "not asked whether it has the target"
             tell({**document, "card": publication.card, "sent": None},
                  "\n".join([*sizes, "", publication.card, nothing]))  # fmt: skip
             return
