@@ -50,9 +50,15 @@ def measured(model: Path, folder: Path, processes: int = 1, count: int = 9, stop
     return found
 
 
+@pytest.fixture(scope="module")
+def one(chat_folder, tmp_path_factory):
+    """What one process measures that is let alone."""
+    return measured(chat_folder, tmp_path_factory.mktemp("one"))
+
+
 @pytest.mark.slow
-def test_two_processes_measure_what_one_does(chat_folder, tmp_path):
-    one, two = measured(chat_folder, tmp_path / "one"), measured(chat_folder, tmp_path / "two", processes=2)
+def test_two_processes_measure_what_one_does(one, chat_folder, tmp_path):
+    two = measured(chat_folder, tmp_path / "two", processes=2)
     assert [s["conversation"] for s in one["samples"][::6]] == [f"c{i}" for i in range(9)]
     assert two == one
     assert sorted(path.name for path in (tmp_path / "two").glob("samples*")) == ["samples.json", "samples.jsonl"]
@@ -72,8 +78,7 @@ def test_an_early_end_comes_after_the_same_conversation(chat_folder, tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.skipif(not hasattr(signal, "SIGKILL"), reason="this platform cannot kill at once")
-def test_a_killed_measurement_goes_on_to_the_same_samples(chat_folder, tmp_path):
-    whole = measured(chat_folder, tmp_path / "whole")
+def test_a_killed_measurement_goes_on_to_the_same_samples(one, chat_folder, tmp_path):
     folder = tmp_path / "killed"
     folder.mkdir()
     script = folder / "script.py"
@@ -86,4 +91,4 @@ def test_a_killed_measurement_goes_on_to_the_same_samples(chat_folder, tmp_path)
             time.sleep(0.002)
         process.send_signal(signal.SIGKILL)
         process.wait()
-    assert measured(chat_folder, folder) == whole
+    assert measured(chat_folder, folder) == one
