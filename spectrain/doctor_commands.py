@@ -119,8 +119,8 @@ def _place(name: str, revision: str | None, online: bool) -> tuple[Any, str]:
 
 
 def _unreadable(folder: Path) -> str:
-    from spectrain.audit import load_tokenizer
     from spectrain.config import TargetConfig
+    from spectrain.preflight import load_tokenizer
 
     if not list(folder.glob("*.safetensors")):
         return "it has no weights (*.safetensors)"

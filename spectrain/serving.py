@@ -48,7 +48,7 @@ def invocations(bundle: Path, k: int | None = None, report: Path | None = None) 
         )
     deepest = None if how.most is None else config.get(how.most)
     if k is None:
-        k, why = _recommended(bundle, _family(manifest), report)
+        k, why = _recommended(bundle, manifest, report)
     else:
         why = "as given"
     if k < 1 or (deepest is not None and k > deepest):
@@ -77,19 +77,16 @@ def _family(manifest: Manifest) -> str:
     return str(manifest.drafter["type"])
 
 
-def _recommended(bundle: Path, family: str, report: Path | None) -> tuple[int, str]:
+def _recommended(bundle: Path, manifest: Manifest, report: Path | None) -> tuple[int, str]:
     """k of the report's first sampler, for the bundle's own drafter, and the reason in words."""
-    path = report or bundle / REPORT_FILE
+    path, family = report or bundle / REPORT_FILE, _family(manifest)
     if report is None and not path.is_file():
         raise SpectrainError(
             f"{bundle} has no {REPORT_FILE}: nobody has measured yet whether it pays; evaluate it, or give the report "
             "of an evaluation with --report, or --k"
         )
     document = read_document(path)
-    if (
-        report is not None
-        and document["context"]["drafter"].get("weights") != read_manifest(bundle).files[WEIGHTS_FILE]
-    ):
+    if report is not None and document["context"]["drafter"].get("weights") != manifest.files[WEIGHTS_FILE]:
         raise SpectrainError(f"{path} is the report of another drafter; give one of {bundle}")
     block = document["samplers"][0]
     overall, own = block["verdict"]["overall"], block["verdict"]["by_drafter"].get(family)
