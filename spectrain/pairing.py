@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from transformers import AutoConfig, AutoTokenizer
+from transformers import AutoConfig
 
 from spectrain.bundle import check_tokenizer, load_tokenizer
 from spectrain.errors import SpectrainError
@@ -22,6 +22,7 @@ from spectrain.identity import (
     target_identity,
     tokenizer_identity,
 )
+from spectrain.interop.gguf import gguf_tokenizer
 from spectrain.manifest import MANIFEST_FILE, Manifest, read_manifest
 from spectrain.weights import MODEL_FILES, resolve_model
 
@@ -111,7 +112,7 @@ def _read_gguf(path: Path) -> Side:
     if not path.is_file():
         raise SpectrainError(f"{path} does not exist: give a model folder, a Hub id or a .gguf file")
     options: dict[str, Any] = {"gguf_file": path.name, "local_files_only": True}
-    tokenizer = _loaded(str(path), lambda: AutoTokenizer.from_pretrained(path.parent, **options))
+    tokenizer = _loaded(str(path), lambda: gguf_tokenizer(path))
     config = _loaded(str(path), lambda: AutoConfig.from_pretrained(path.parent, **options)).to_dict()
     return _side(str(path), tokenizer, config, config, None)
 

@@ -9,7 +9,9 @@ from pathlib import Path
 
 import pytest
 import torch
+import transformers
 from kinds import build, form
+from packaging.version import Version
 from tiny import build_tokenizer
 from tokenizers import Tokenizer, models, normalizers
 from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
@@ -248,7 +250,11 @@ def test_the_same_model_from_gguf_and_padded(tmp_path):
     except SpectrainError as error:
         pytest.skip(str(error))
     saved = read_side(str(REAL))
-    assert compare_sides(read_side(str(file)), saved, traffic=True).level == "identical"
+    if Version(transformers.__version__) < Version("5.18"):  # it misreads this file
+        with pytest.raises(SpectrainError, match=r"eos_token_id 2, and transformers 5.* takes 1:.*transformers>=5\.18"):
+            read_side(str(file))
+    else:
+        assert compare_sides(read_side(str(file)), saved, traffic=True).level == "identical"
     assert saved.rows == 49152
     found = compare_sides(saved, read_side(copied(tmp_path / "padded", rows=49280)), traffic=True)
     assert found.level == "compatible"

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import transformers
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from spectrain.errors import SpectrainError
@@ -59,11 +60,38 @@ def _gguf_file(source: Path) -> Path:
     return found[0]
 
 
+def gguf_tokenizer(file: Path) -> Any:
+    """The tokenizer of a GGUF file, held to what the file says of it.
+
+    Raises SpectrainError where the installed transformers gives it another start or end; errors of the library pass.
+    """
+    tokenizer = AutoTokenizer.from_pretrained(file.parent, gguf_file=file.name, local_files_only=True)
+    stored = _stored(file)
+    for name in ("bos", "eos"):
+        said, taken = stored.get(f"{name}_token_id"), getattr(tokenizer, f"{name}_token_id")
+        if said is not None and taken != said:
+            # Before 5.18 the start of a byte-level vocabulary was taken for its end.
+            raise SpectrainError(
+                f"{file} says {name}_token_id {said}, and transformers {transformers.__version__} takes {taken}: "
+                "answers would not end where they should; pip install 'transformers>=5.18' to read GGUF files"
+            )
+    return tokenizer
+
+
+def _stored(file: Path) -> dict[str, Any]:
+    """The ids of start and end that the file itself states."""
+    from gguf import GGUFReader
+
+    fields = GGUFReader(file).fields
+    names = ("bos_token_id", "eos_token_id")
+    return {name: fields[key].contents() for name in names if (key := f"tokenizer.ggml.{name}") in fields}
+
+
 def _load(file: Path) -> tuple[Any, Any]:
     options: dict[str, Any] = {"gguf_file": file.name, "local_files_only": True}
     try:
         model: Any = AutoModelForCausalLM.from_pretrained(file.parent, dtype=torch.float32, **options)
-        tokenizer = AutoTokenizer.from_pretrained(file.parent, **options)
+        tokenizer = gguf_tokenizer(file)
     except (KeyError, OSError, RuntimeError, TypeError, ValueError) as error:
         raise SpectrainError(f"{file}: transformers cannot read this GGUF: {error}") from error
     check_rows(tokenizer, model.get_input_embeddings().weight.shape[0])

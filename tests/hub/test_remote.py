@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 from dataclasses import replace
 
-import huggingface_hub
 import pytest
 from fake_hub import CHUNK, FakeHub
 from fake_repos import Blob, RefusalError
@@ -218,14 +217,9 @@ def test_what_reads_back_otherwise_is_an_error(hub: FakeHub, publication):
 
 
 def test_a_hub_without_xet_says_what_to_do(hub, publication, monkeypatch):
-    """Newer clients ask for Xet alone, older ones ask what there is and go on."""
     monkeypatch.setattr(constants, "HF_HUB_DISABLE_XET", False)
-    if int(huggingface_hub.__version__.split(".")[0]) > 1:
-        assert "branch main is as it was" in refused(publication, "wants HF_HUB_DISABLE_XET=1")
-        assert len(hub.repos["org/drafter"].commits) == 1
-    else:
-        send(publication)
-        assert remote(hub.repos["org/drafter"]).items() >= local(publication).items()
+    assert "branch main is as it was" in refused(publication, "wants HF_HUB_DISABLE_XET=1")
+    assert len(hub.repos["org/drafter"].commits) == 1
 
 
 def test_a_hub_that_does_not_answer(hub, publication):

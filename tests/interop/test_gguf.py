@@ -7,6 +7,8 @@ import sys
 import numpy as np
 import pytest
 import torch
+import transformers
+from packaging.version import Version
 from tokenizers import pre_tokenizers
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -14,6 +16,8 @@ from spectrain.errors import SpectrainError
 from spectrain.interop import gguf as conversion
 from spectrain.interop.gguf import convert_gguf, package_folder
 
+MISREAD = Version(transformers.__version__) < Version("5.18")
+reads_gguf = pytest.mark.skipif(MISREAD, reason="this transformers misreads byte-level GGUF tokenizers, and is refused")
 LAYERS, HIDDEN, INNER, HEADS, KEY_HEADS = 2, 32, 64, 4, 2
 
 
@@ -66,6 +70,7 @@ def source(tmp_path_factory):
     return write_gguf(tmp_path_factory.mktemp("gguf") / "tiny.F32.gguf")
 
 
+@reads_gguf
 def test_the_folder_is_a_plain_model_with_the_same_logits(source, tmp_path):
     folder = convert_gguf(source.parent, tmp_path / "plain")
     config = json.loads((folder / "config.json").read_text())
@@ -87,6 +92,23 @@ def test_the_folder_is_a_plain_model_with_the_same_logits(source, tmp_path):
     assert tokenizer.chat_template == "{{ messages }}"
 
 
+def as_old_versions(source):
+    """The tiny file's tokenizer as transformers 5.16 reads it: its end is its start."""
+    tokenizer = AutoTokenizer.from_pretrained(source.parent, gguf_file=source.name)
+    tokenizer.eos_token = tokenizer.bos_token
+    return tokenizer
+
+
+def test_a_library_that_takes_another_end_is_refused(source, tmp_path, monkeypatch):
+    misread = as_old_versions(source)
+    if not MISREAD:
+        monkeypatch.setattr(conversion.AutoTokenizer, "from_pretrained", lambda *_, **__: misread)
+    with pytest.raises(SpectrainError, match=r"tiny\.F32\.gguf says eos_token_id 260, and transformers 5.* takes 259"):
+        convert_gguf(source, tmp_path / "plain")
+    assert not list(tmp_path.iterdir())
+
+
+@reads_gguf
 def test_a_conversion_that_changes_the_logits_leaves_nothing(source, tmp_path, monkeypatch):
     plain = conversion._plain
 
