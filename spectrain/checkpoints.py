@@ -21,6 +21,7 @@ from spectrain.errors import SpectrainError
 from spectrain.files import atomic_file, write_json
 from spectrain.identity import first_difference
 from spectrain.selection import Selection
+from spectrain.settings import RUN
 
 BEST_FILE, PROGRESS_FILE = "best.json", "progress.json"
 
@@ -71,7 +72,7 @@ class Checkpoints:
         if progress["run"] != self.run:
             raise SpectrainError(
                 f"checkpoint {found[-1]} belongs to another run, its settings against these: "
-                f"{first_difference(progress['run'], self.run)}; choose another output, or delete {self.folder}"
+                f"{first_difference(progress['run'], self.run, names=RUN)}; choose another output, or delete {self.folder}"
             )
         self.load(progress["step"])
         selection = Selection(**progress.get("selection", {}))

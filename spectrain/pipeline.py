@@ -42,6 +42,7 @@ from spectrain.places import check_writable
 from spectrain.preflight import check_context, check_recipe
 from spectrain.regenerate import regenerate
 from spectrain.reload import check_reload
+from spectrain.settings import ROWS
 from spectrain.target import Target, load_target
 from spectrain.traffic import Traffic, check_traffic, offering_to_drop, read_traffic, usable
 from spectrain.training import Trainer
@@ -286,7 +287,7 @@ def _check_same_rows(path: Path, counts: dict[str, dict[str, Any]]) -> None:
         theirs, ours = ({k: v for k, v in one.items() if k != "dropped_at"} for one in (found[side], counted))
         if theirs != ours:
             raise SpectrainError(
-                f"{path.parent.parent} was prepared from other rows, its own against these: {side}."
-                f"{first_difference(theirs, ours)}; give this recipe the same data, or choose another prepared "
+                f"{path.parent.parent} was prepared from other rows, its own against these: "
+                f"{first_difference(theirs, ours, side, ROWS)}; give this recipe the same data, or choose another prepared "
                 "folder or output"
             )

@@ -287,9 +287,9 @@ def test_a_bundle_that_cannot_be_put_in_place_leaves_the_old_one(again, monkeypa
 @pytest.mark.parametrize(
     ("overrides", "named"),
     [
-        (["regenerate.max_new_tokens=11"], "config.max_new_tokens: 12 against 11"),
-        (["regenerate.sampler.temperature=0"], "sampler.temperature: 1.0 against 0.0"),
-        (["data.feature_dtype=float32"], "store_dtype"),
+        (["regenerate.max_new_tokens=11"], " regenerate.max_new_tokens: 12 against 11"),
+        (["regenerate.sampler.temperature=0"], " regenerate.sampler.temperature: 1.0 against 0.0"),
+        (["data.feature_dtype=float32"], "data.feature_dtype = "),
         ([f"data.max_length={LONGEST - 1}"], "prepared from other rows"),
         (["training.epochs=3"], "training.epochs: 2 against 3"),
         (["optim.lr=1e-3"], "optim.lr: 5e-05 against 0.001"),
@@ -304,12 +304,18 @@ def test_an_output_begun_with_other_settings_is_refused(again, tmp_path, overrid
 
 
 @pytest.mark.parametrize(
-    "override", ["evaluation.k=[3]", "baselines=[]", "baselines=[{type: ngram, longest: 2}]", "evaluation.seed=1"]
+    ("override", "named"),
+    [
+        ("evaluation.k=[3]", "--k, in a recipe evaluation.k"),
+        ("baselines=[]", "--baselines, in a recipe baselines"),
+        ("baselines=[{type: ngram, longest: 2}]", "--baselines, in a recipe baselines["),
+        ("evaluation.seed=1", "--seed, in a recipe evaluation.seed: 0 against 1"),
+    ],
 )
-def test_a_measurement_begun_with_other_settings_is_refused(again, tmp_path, override):
+def test_a_measurement_begun_with_other_settings_is_refused(again, tmp_path, override, named):
     before = files(tmp_path / "run")
     message = refusal(fresh(again, override).evaluate)
-    assert "measured with other settings" in message
+    assert f"measured with other settings, its own against these: {named}" in message
     assert files(tmp_path / "run") == before
 
 
@@ -488,8 +494,8 @@ def test_recipes_share_answers_and_features(recipe, finished_run, counter, tmp_p
     ("override", "named"),
     [
         (f"data.max_length={LONGEST - 1}", "prepared from other rows, its own against these: train.rows: 8 against"),
-        ("regenerate.seed=1", "config.seed: 0 against 1"),
-        ("data.feature_dtype=float32", "store_dtype"),
+        ("regenerate.seed=1", " regenerate.seed: 0 against 1"),
+        ("data.feature_dtype=float32", "data.feature_dtype = "),
     ],
 )
 def test_sharing_with_other_rows_is_refused(recipe, tmp_path, override, named):
@@ -625,7 +631,7 @@ def test_the_weights_it_started_from_are_part_of_a_run(recipe, finished_run, cha
     warmed(recipe, tmp_path, finished_run / "run" / "bundle").train()
     assert "belongs to another run" in refusal(fresh(recipe, f"output={tmp_path / 'warm'}").train)
     saved(chat_target, load_recipe(recipe).drafter, tmp_path / "other")
-    assert "warm_start.weights" in refusal(warmed(recipe, tmp_path, tmp_path / "other").train)
+    assert "the weights of warm_start.bundle: " in refusal(warmed(recipe, tmp_path, tmp_path / "other").train)
     same = shutil.copytree(finished_run / "run" / "bundle", tmp_path / "moved")
     warmed(recipe, tmp_path, same).train()  # where it lies is not
 
