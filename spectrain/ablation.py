@@ -26,6 +26,7 @@ from spectrain.evaluation.variants import RowScores, compare, markdown
 from spectrain.files import file_digest, json_digest, write_json
 from spectrain.manifest import MANIFEST_FILE
 from spectrain.pipeline import Prepared, Run
+from spectrain.preflight import check_training
 
 SETTLES_STEPS = ("epochs", "steps", "micro_batch_tokens", "accumulation")
 SCORES = "heldout_scores.json"
@@ -123,6 +124,7 @@ def _check(ablation: Ablation, base: Recipe, runs: Sequence[tuple[Variant, int]]
         recipe, who = ablation.recipe_of(variant, seed), f"variant {variant.name!r}"
         if Path(recipe.output).resolve() == Path(base.output).resolve():
             raise SpectrainError(f"--output: {base.output} is the recipe's own output; choose another folder")
+        check_training(recipe)
         for part in ("target", "data", "regenerate"):
             if getattr(recipe, part) != getattr(base, part):
                 raise SpectrainError(f"{who} changes {part}, but all train on the recipe's own prepared rows; "

@@ -75,9 +75,7 @@ def run(arguments: Sequence[str], name: str = "spectrain run") -> None:
     from spectrain.pipeline import Run
 
     with telling(options.json) as tell:
-        whole = Run(load_recipe(options.recipe, options.overrides))
-        whole.train()
-        finish(whole.evaluate(), tell)
+        finish(Run(load_recipe(options.recipe, options.overrides)).run(), tell)
 
 
 def convert_gguf(arguments: Sequence[str], name: str = "spectrain convert-gguf") -> None:

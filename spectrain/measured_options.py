@@ -40,7 +40,9 @@ def _load(options: argparse.Namespace) -> LoadConfig | None:
     given = {name: value for name, value in flags.items() if value is not None}
     if options.batch is None:
         if given:
-            raise SpectrainError(f"{_flag(next(iter(given)))} is about batches of requests; give their sizes with --batch, too")
+            raise SpectrainError(
+                f"{_flag(next(iter(given)))} is about batches of requests; give their sizes with --batch, too"
+            )
         return None
     return checked(LoadConfig, batch=options.batch, **given)
 

@@ -13,7 +13,7 @@ from families import TRAINABLE, named
 from safetensors.torch import load_file, save_file
 
 from spectrain import bundle as bundles
-from spectrain import checkpoints, cli, config, interop, pipeline
+from spectrain import checkpoints, cli, config, interop, pipeline, preflight
 from spectrain.bundle import load_drafter, read_bundle, save_drafter
 from spectrain.config import load_recipe
 from spectrain.data import features
@@ -289,7 +289,7 @@ def test_a_bundle_that_cannot_be_put_in_place_leaves_the_old_one(again, monkeypa
     [
         (["regenerate.max_new_tokens=11"], " regenerate.max_new_tokens: 12 against 11"),
         (["regenerate.sampler.temperature=0"], " regenerate.sampler.temperature: 1.0 against 0.0"),
-        (["data.feature_dtype=float32"], "data.feature_dtype = "),
+        (["data.feature_dtype=float32"], "data.feature_dtype, "),
         ([f"data.max_length={LONGEST - 1}"], "prepared from other rows"),
         (["training.epochs=3"], "training.epochs: 2 against 3"),
         (["optim.lr=1e-3"], "optim.lr: 5e-05 against 0.001"),
@@ -301,6 +301,51 @@ def test_an_output_begun_with_other_settings_is_refused(again, tmp_path, overrid
     message = refusal(fresh(again, *overrides).train)
     assert named in message
     assert {n: c for n, (c, _) in files(tmp_path / "run").items()} == {n: c for n, (c, _) in before.items()}
+
+
+@pytest.mark.parametrize(
+    ("overrides", "named"),
+    [
+        (["drafter.tap_layers=[1,2,3]"], "drafter.tap_layers: None against [1, 2, 3]; choose another output"),
+        (["training.accumulation=2"], "training.accumulation times the processes: 1 against 2"),
+        (["training.tracker=wandb"], "training.tracker: wandb is not installed"),
+        (["optim.name=adamw_8bit"], "optim.name: None against 'adamw_8bit'"),
+    ],
+)
+def test_a_run_that_cannot_go_on_is_refused_before_the_target_is_loaded(again, tmp_path, monkeypatch, overrides, named):
+    """It was told when all features had been extracted anew."""
+    monkeypatch.setattr(pipeline, "load_target", lambda *_, **__: pytest.fail("the target's weights were loaded"))
+    monkeypatch.setattr(preflight, "get_available_trackers", list)
+    before = files(tmp_path / "run")
+    assert named in refusal(fresh(again, *overrides).train)
+    assert named in refusal(fresh(again, *overrides).run)
+    assert files(tmp_path / "run") == before
+
+
+@pytest.mark.parametrize(
+    ("override", "named"),
+    [
+        ("data.teacher_top_k=4", "another run, its settings against these: what is trained on (data.train"),
+        (f"training.micro_batch_tokens={LONGEST - 1}", f"a micro-batch holds {LONGEST - 1}"),
+    ],
+)
+def test_rows_that_cannot_be_trained_on_are_refused_before_their_features_are_extracted(
+    finished_run, recipe, tmp_path, counter, override, named
+):
+    shutil.copytree(finished_run / "run" / "data", tmp_path / "run" / "data")
+    if "teacher" in override:
+        shutil.copytree(finished_run / "run" / "training", tmp_path / "run" / "training")
+    assert named in refusal(fresh(recipe, override).train)
+    assert (counter.calls["extract"], (tmp_path / "run" / "features").exists()) == (0, False)
+
+
+def test_what_evaluating_would_stop_for_is_told_before_training(recipe, tmp_path, counter):
+    with (tmp_path / "heldout.jsonl").open("a") as file:
+        file.write(json.dumps({"id": "held", "kind": "sum/odd", "prompt": "9 " * 300, "completion": "hello"}) + "\n")
+    message = refusal(fresh(recipe).run)
+    assert "conversation 'held'" in message
+    assert "data.bad_rows=drop" in message
+    assert counter.calls == dict.fromkeys(WORK, 0)
 
 
 @pytest.mark.parametrize(
@@ -809,11 +854,11 @@ def test_preparation_says_bytes_and_speed(recipe, capsys):
 
 
 def test_a_target_elsewhere_than_training_is_refused():
-    pipeline._check_device(torch.device("cuda"), torch.device("cuda", 0))
+    preflight.check_device(torch.device("cuda"), torch.device("cuda", 0))
     with pytest.raises(
         SpectrainError, match=r"target\.device is cuda:1, but training runs on cuda:0.*CUDA_VISIBLE_DEV"
     ):
-        pipeline._check_device(torch.device("cuda", 1), torch.device("cuda", 0))
+        preflight.check_device(torch.device("cuda", 1), torch.device("cuda", 0))
 
 
 def test_a_spread_target_is_for_one_process(recipe, monkeypatch):
