@@ -111,6 +111,7 @@ def tree(arguments: Sequence[str], name: str = "spectrain tree") -> None:
     )
     option(parser, "bundle")
     option(parser, "--traffic", "with answers by the target", required=True)
+    option(parser, "--bad-rows")
     parser.add_argument(
         "--nodes", type=int, default=16, metavar="N", help="of the tree, at most (default: %(default)s)"
     )

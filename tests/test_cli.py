@@ -432,6 +432,20 @@ def test_what_no_tree_can_be_found_on_is_named(tree, fails, finished_run):
     assert "--temperature: expected numbers" in fails(measuring_commands.tree, *tree("--temperature", "warm"))
 
 
+def test_bad_rows_are_dropped_wherever_chats_are_read(fails, tree, exact, finished_run, tmp_path, capsys):
+    """With one flag, counted and told by file and line."""
+    path = tmp_path / "chats.jsonl"
+    for command, options, chats, bad in (
+        (measuring_commands.tree, tree, "run/data/train.jsonl", "{broken"),
+        (measuring_commands.exactness, exact, "heldout.jsonl", json.dumps({"id": "long", "prompt": "x" * 300})),
+    ):
+        path.write_text(f"{bad}\n{(finished_run / chats).read_text()}")
+        asked = options(traffic=path)
+        assert fails(command, *asked).endswith("(or leave such rows out, counted: --bad-rows drop)")
+        assert cli.guarded(command, [*map(str, asked), "--bad-rows", "drop"], "x") == 0
+        assert f": {path}:1" in capsys.readouterr().out
+
+
 def test_a_measured_tree_needs_ranks_and_a_bundle(fails, evaluate, exact, bundle, tmp_path):
     (bundle / "ranks.json").unlink()
     message = fails(cli.evaluate, *evaluate(tree="measured:4"))
@@ -451,7 +465,7 @@ def test_an_evaluation_begun_with_other_settings_is_named(fails, evaluate, tmp_p
     assert [block["name"] for block in document["samplers"]] == ["greedy (T=0)", "T=1"]
     before = {path: path.read_bytes() for path in (tmp_path / "out").rglob("*") if path.is_file()}
     found = fails(cli.evaluate, *evaluate(temperature="0,1", k=2))
-    assert "config.k[0]: 1 against 2" in found
+    assert "--k, in a recipe evaluation.k[0]: 1 against 2" in found
     assert str(tmp_path / "out" / "evaluation") in found
     assert {path: path.read_bytes() for path in (tmp_path / "out").rglob("*") if path.is_file()} == before
 
