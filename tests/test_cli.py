@@ -7,6 +7,7 @@ import re
 import shutil
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -435,6 +436,7 @@ def test_what_no_tree_can_be_found_on_is_named(tree, fails, finished_run):
 def test_bad_rows_are_dropped_wherever_chats_are_read(fails, tree, exact, finished_run, tmp_path, capsys):
     """With one flag, counted and told by file and line."""
     path = tmp_path / "chats.jsonl"
+    exact = partial(exact, conversations=5)
     for command, options, chats, bad in (
         (measuring_commands.tree, tree, "run/data/train.jsonl", "{broken"),
         (measuring_commands.exactness, exact, "heldout.jsonl", json.dumps({"id": "long", "prompt": "x" * 300})),
