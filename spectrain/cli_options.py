@@ -110,11 +110,22 @@ def destination(text: str) -> str:
     return output(text, as_a_whole=True)
 
 
+def bundle(text: str) -> str:
+    """What may be a bundle: a folder that is none is told before the libraries are loaded that read one."""
+    from spectrain.manifest import check_bundle  # with the libraries that check a manifest, which --help does without
+
+    try:
+        check_bundle(text)
+    except SpectrainError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+    return text
+
+
 # --- options ------------------------------------------------------------------------------------------------------
 
 # What a flag is called and means wherever it stands. A command adds what it does with it, and its default.
 FLAGS: dict[str, dict[str, Any]] = {
-    "bundle": {"metavar": "BUNDLE", "help": "a bundle: a folder or a Hub id"},
+    "bundle": {"metavar": "BUNDLE", "type": bundle, "help": "a bundle: a folder or a Hub id"},
     "destination": {"metavar": "DIR", "type": destination, "help": "the folder to write"},
     "--bad-rows": {"choices": ("error", "drop"), "default": "error", "metavar": "error|drop", "help": BAD_ROWS},
     "--bandwidth": {"metavar": "GB/S", "type": float, "help": "of one device's memory"},
@@ -213,7 +224,7 @@ def greedy_check(parser: argparse.ArgumentParser) -> None:
     option(parser, "--traffic", "the last turn of each is answered", required=True)
     option(parser, "--bad-rows")
     option(parser, "--target", otherwise=OWN)
-    parser.add_argument("--bundle", metavar="BUNDLE", help="a bundle of this target: a folder or a Hub id")
+    parser.add_argument("--bundle", metavar="BUNDLE", type=bundle, help="a bundle of this target: a folder or a Hub id")
     option(parser, "--conversations", default=64)
     option(parser, "--max-new-tokens")
     option(parser, "--batch", default="1,5")

@@ -134,8 +134,10 @@ def _unreadable(folder: Path) -> str:
 def _refused(name: str, revision: str | None) -> str:
     from huggingface_hub import model_info
 
+    from spectrain.fetching import refused
+
     try:
         model_info(name, revision=revision)
-    except Exception as error:  # gated, not there, or no answer: its own words
-        return next(iter(str(error).strip().splitlines()), type(error).__name__)
+    except Exception as error:  # gated, not there, or no answer
+        return refused(error, name, revision)
     return ""

@@ -23,6 +23,7 @@ from spectrain.errors import SpectrainError
 from spectrain.evaluation.acceptance import prompt_ids
 from spectrain.evaluation.contenders import AcceptanceConfig
 from spectrain.evaluation.measurement import in_order
+from spectrain.fetching import refused
 from spectrain.identity import first_difference, tokenizer_size
 from spectrain.interop import format_for_type
 from spectrain.optimizer import check_optimizer
@@ -113,7 +114,8 @@ def load_tokenizer(target: TargetConfig) -> tuple[Any, PreTrainedConfig]:
         return tokenizer, AutoConfig.from_pretrained(target.name, **where)
     except Exception as error:  # each library that reads a part of the folder raises its own kinds
         raise SpectrainError(
-            f"target {target.name!r}: its tokenizer and config.json do not load: {type(error).__name__}: {error}"
+            f"target {target.name!r}: its tokenizer and config.json do not load: "
+            f"{refused(error, target.name, target.revision)}"
         ) from error
 
 

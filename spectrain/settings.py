@@ -53,7 +53,8 @@ ROWS: Names = {
 }
 RUN: Names = {
     "micro_batches_per_step": "micro-batches of a step, training.accumulation times the processes",
-    "features": "what is trained on (data.train, data.max_length, data.feature_dtype, data.teacher_top_k, target)",
+    "features": "what is trained on (data.train, data.max_length, data.features, data.feature_dtype, "
+    "data.teacher_top_k, target)",
     "prompts": "the chats that on-policy rows begin with (data.train)",
     "warm_start.weights": "the weights of warm_start.bundle",
 }

@@ -784,3 +784,35 @@ def test_a_mistake_in_a_script_is_exit_code_2(recipe, tmp_path):
     assert done.returncode == 2
     assert done.stderr == f"error: {recipe}: unknown key 'optim.lrr'; did you mean 'optim.lr'?\n"
     assert not (tmp_path / "run").exists()
+
+
+# --- a run's folder in place of its bundle ------------------------------------------------------------------------
+
+MISTAKEN = {
+    "evaluate": "{run} --traffic x.jsonl --output {out}",
+    "compare": "{run} {bundle} --traffic x.jsonl --output {out}",
+    "tree": "{run} --traffic x.jsonl",
+    "exactness": "--bundle {run} --traffic x.jsonl",
+    "export": "{run} sglang-eagle3 {out}",
+    "publish": "{run} org/name --license mit",
+    "serve-command": "{run}",
+    "check": "{run} {bundle}",
+    "doctor": "{run}",
+}
+
+
+@pytest.mark.parametrize("name", MISTAKEN)
+def test_the_folder_around_a_bundle_is_told_from_it(fails, finished_run, tmp_path, name):
+    run = finished_run / "run"
+    line = MISTAKEN[name].format(run=run, bundle=run / "bundle", out=tmp_path / "out")
+    assert f"did you mean {run / 'bundle'}?" in fails(cli.COMMANDS[name], *line.split())
+    assert not (tmp_path / "out").exists()
+
+
+def test_what_is_no_bundle_is_told_before_anything_heavy_is_imported(tmp_path):
+    """It took as long as loading torch."""
+    done = python("-X", "importtime", "-m", "spectrain", "serve-command", tmp_path)
+    assert done.returncode == 2
+    assert f"{tmp_path} is no bundle" in done.stderr
+    imported = {line.rpartition("|")[2].strip() for line in done.stderr.splitlines()}
+    assert not {"torch", "transformers", "numpy"} & imported

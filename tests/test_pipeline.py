@@ -832,7 +832,7 @@ def test_a_live_run_stores_nothing_and_trains_the_drafter_of_a_stored_one(recipe
     counts = json.loads((tmp_path / "shared" / "data" / "counts.json").read_text())
     assert counts["train"]["rows"] == 8
     refused = refusal(fresh(recipe, *full, shared, f"output={tmp_path / 'stored'}", LIVE).train)
-    assert "features: " in refused
+    assert "what is trained on (data.train, data.max_length, data.features, " in refused
 
 
 def test_an_interrupted_live_run_gives_the_same_drafter(recipe, counter, tmp_path):

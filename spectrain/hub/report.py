@@ -6,13 +6,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, get_args
 
-from spectrain.bundle import REPORT_FILE
 from spectrain.decoding.verification import Verification, is_lossy
 from spectrain.errors import SpectrainError
 from spectrain.evaluation.document import read_document
 from spectrain.evaluation.leaves import LOSSY
 from spectrain.interop import WEIGHTS_FILE
-from spectrain.manifest import Manifest
+from spectrain.manifest import REPORT_FILE, Manifest
 
 
 def read_report(bundle: Path, manifest: Manifest, given: Path | None) -> dict[str, Any]:

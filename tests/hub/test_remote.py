@@ -241,5 +241,5 @@ def test_bundles_are_fetched_by_id_and_revision(hub, publication):
     assert not (folder / "report.png").exists()  # a picture is nothing to load
     repo.branches["next"] = sent.commit
     assert resolve_bundle("org/drafter", "next") == folder
-    with pytest.raises(SpectrainError, match="the Hub did not give it at revision gone"):
+    with pytest.raises(SpectrainError, match="did not give it at revision gone: org/drafter has no revision gone"):
         resolve_bundle("org/drafter", "gone")
