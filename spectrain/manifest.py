@@ -126,10 +126,21 @@ def check_bundle(name: str) -> None:
         raise _no_bundle(folder)
 
 
+def report_of(bundle: Path, given: Path | None) -> Path:
+    """The report that was given, or else the bundle's own; SpectrainError where it has none."""
+    path = given or bundle / REPORT_FILE
+    if given is None and not path.is_file():
+        raise SpectrainError(
+            f"{bundle} has no {REPORT_FILE}: nobody has measured yet whether it pays; evaluate it, or give the report "
+            "of an evaluation with --report, or --k"
+        )
+    return path
+
+
 def holds_bundle(folder: Path) -> str | None:
-    """A question after the bundle that a run's or a checkpoint's folder holds; None where it holds none."""
+    """The bundle that a run's or a checkpoint's folder holds, for who named the folder; None where there is none."""
     inner = folder / "bundle"
-    return f"did you mean {inner}?" if (inner / MANIFEST_FILE).is_file() else None
+    return f"did you mean {inner}" if (inner / MANIFEST_FILE).is_file() else None
 
 
 def _no_bundle(folder: Path) -> SpectrainError:

@@ -4,7 +4,7 @@ once, before weights are loaded."""
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,7 @@ from spectrain.data.conversations import Conversation
 from spectrain.data.template_variables import choose_template_kwargs
 from spectrain.distributed import processes
 from spectrain.drafters import family_of
-from spectrain.errors import SpectrainError
+from spectrain.errors import SpectrainError, told
 from spectrain.evaluation.acceptance import prompt_ids
 from spectrain.evaluation.contenders import AcceptanceConfig
 from spectrain.evaluation.measurement import in_order
@@ -43,9 +43,9 @@ def check_recipe(recipe: Recipe) -> None:
     except SpectrainError:
         tokenizer = config = None
     if recipe.drafter.trainable:
-        found += _told(lambda: format_for_type(family_of(recipe.drafter)))
+        found += told(lambda: format_for_type(family_of(recipe.drafter)))
     if config is not None:
-        found += _told(lambda: choose_template_kwargs(tokenizer, recipe.data.chat_template_kwargs))
+        found += told(lambda: choose_template_kwargs(tokenizer, recipe.data.chat_template_kwargs))
         found += drafter_faults(recipe, on_paper(recipe, config, tokenizer))
     if found:
         raise SpectrainError("\n".join(found))
@@ -143,7 +143,7 @@ def drafter_faults(recipe: Recipe, target: Target | None) -> list[str]:
     """What the target's sizes forbid of the drafter's settings; of an unknown target nothing is known."""
     if target is None:
         return []
-    found = [*_told(lambda: recipe.drafter.taps(target)), *_told(lambda: check_context(recipe, target))]
+    found = [*told(lambda: recipe.drafter.taps(target)), *told(lambda: check_context(recipe, target))]
     return list(dict.fromkeys(found))  # one mistake may stop both
 
 
@@ -155,11 +155,3 @@ def check_context(recipe: Recipe, target: Target) -> None:
             f"data.max_length: found {longest}, but this recipe's drafter has a context of {read} tokens; lower "
             "data.max_length, or give the drafter a longer context"
         )
-
-
-def _told(check: Callable[[], object]) -> list[str]:
-    try:
-        check()
-    except SpectrainError as error:
-        return [str(error)]
-    return []

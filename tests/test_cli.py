@@ -805,14 +805,24 @@ MISTAKEN = {
 def test_the_folder_around_a_bundle_is_told_from_it(fails, finished_run, tmp_path, name):
     run = finished_run / "run"
     line = MISTAKEN[name].format(run=run, bundle=run / "bundle", out=tmp_path / "out")
-    assert f"did you mean {run / 'bundle'}?" in fails(cli.COMMANDS[name], *line.split())
+    assert f"did you mean {run / 'bundle'}" in fails(cli.COMMANDS[name], *line.split())
     assert not (tmp_path / "out").exists()
 
 
-def test_what_is_no_bundle_is_told_before_anything_heavy_is_imported(tmp_path):
-    """It took as long as loading torch."""
-    done = python("-X", "importtime", "-m", "spectrain", "serve-command", tmp_path)
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ("serve-command {run}", "is no bundle"),
+        ("serve-command {bundle}", "nobody has measured yet whether it pays"),
+        ("serve-command {bundle} --report {bundle}/config.json", "schema is None"),
+        ("publish {bundle} drafter", "has no owner"),
+    ],
+)
+def test_cheap_refusals_come_before_anything_heavy_is_imported(bundle, tmp_path, line, said):
+    """They took as long as loading torch."""
+    (bundle / "acceptance.json").unlink()
+    done = python("-X", "importtime", "-m", "spectrain", *line.format(run=tmp_path, bundle=bundle).split())
     assert done.returncode == 2
-    assert f"{tmp_path} is no bundle" in done.stderr
+    assert said in done.stderr
     imported = {line.rpartition("|")[2].strip() for line in done.stderr.splitlines()}
     assert not {"torch", "transformers", "numpy"} & imported

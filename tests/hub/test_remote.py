@@ -13,8 +13,8 @@ from huggingface_hub import constants
 
 from spectrain.bundle import resolve_bundle
 from spectrain.errors import SpectrainError
-from spectrain.hub import send
 from spectrain.hub.contents import content_digest
+from spectrain.hub.remote import send
 
 OLD = {"spectrain.json": b"{}", "old.safetensors": b"0" * 9_000, "medusa_lm_head.safetensors": b"0", "LICENSE": b"free"}
 
