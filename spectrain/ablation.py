@@ -124,7 +124,6 @@ def _check(ablation: Ablation, base: Recipe, runs: Sequence[tuple[Variant, int]]
         recipe, who = ablation.recipe_of(variant, seed), f"variant {variant.name!r}"
         if Path(recipe.output).resolve() == Path(base.output).resolve():
             raise SpectrainError(f"--output: {base.output} is the recipe's own output; choose another folder")
-        check_training(recipe)
         for part in ("target", "data", "regenerate"):
             if getattr(recipe, part) != getattr(base, part):
                 raise SpectrainError(f"{who} changes {part}, but all train on the recipe's own prepared rows; "
@@ -134,6 +133,7 @@ def _check(ablation: Ablation, base: Recipe, runs: Sequence[tuple[Variant, int]]
             if found != wanted:
                 raise SpectrainError(f"{who} has training.{key} = {found}, {runs[0][0].name!r} has {wanted}, but all "
                                      "take as many steps; override it for all, after the recipe")  # fmt: skip
+        check_training(recipe)
 
 
 def _trained_and_measured(ablation: Ablation, variant: Variant, seed: int, prepared: Prepared) -> RowScores:
