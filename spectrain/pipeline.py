@@ -107,8 +107,9 @@ class Run:
     def run(self) -> Path:
         """Everything; the path of ``acceptance.json``. What evaluating would stop for is told before training."""
         preflight.check_training(self.recipe)
+        _, heldout = self.conversations()  # before the target is loaded
         with offering_to_drop():
-            preflight.check_measurable(self.target, self.conversations()[1], self.recipe.evaluation)
+            preflight.check_measurable(self.target, heldout, self.recipe.evaluation)
         self.train()
         return self.evaluate()
 
