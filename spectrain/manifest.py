@@ -9,12 +9,12 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
 
-from spectrain.drafters.base import OWN_TARGET
 from spectrain.errors import SpectrainError
 from spectrain.files import json_digest
 from spectrain.identity import TargetIdentity
+from spectrain.weights import OWN_TARGET
 
-MANIFEST_FILE = "spectrain.json"
+MANIFEST_FILE, REPORT_FILE = "spectrain.json", "acceptance.json"
 
 
 class _Record(BaseModel):
@@ -110,15 +110,42 @@ def read_manifest(folder: Path | str) -> Manifest:
     try:
         return Manifest.model_validate(json.loads(path.read_text(encoding="utf-8")))
     except FileNotFoundError:
-        raise SpectrainError(
-            f"{folder} is no bundle: it has no {MANIFEST_FILE}; spectrain import makes one of other checkpoints"
-        ) from None
+        raise _no_bundle(Path(folder)) from None
     except ValidationError as error:
         first = error.errors()[0]
         place = ".".join(map(str, first["loc"])) or "the manifest"
         raise SpectrainError(f"{path}: {place}: {first['msg']} (found {first['input']!r:.200})") from error
     except ValueError as error:
         raise SpectrainError(f"{path} is not JSON: {error}") from error
+
+
+def check_bundle(name: str) -> None:
+    """SpectrainError where ``name`` is a folder, and no bundle."""
+    folder = Path(name)
+    if folder.is_dir() and not (folder / MANIFEST_FILE).is_file():
+        raise _no_bundle(folder)
+
+
+def report_of(bundle: Path, given: Path | None) -> Path:
+    """The report that was given, or else the bundle's own; SpectrainError where it has none."""
+    path = given or bundle / REPORT_FILE
+    if given is None and not path.is_file():
+        raise SpectrainError(
+            f"{bundle} has no {REPORT_FILE}: nobody has measured yet whether it pays; evaluate it, or give the report "
+            "of an evaluation with --report, or --k"
+        )
+    return path
+
+
+def holds_bundle(folder: Path) -> str | None:
+    """The bundle that a run's or a checkpoint's folder holds, for who named the folder; None where there is none."""
+    inner = folder / "bundle"
+    return f"did you mean {inner}" if (inner / MANIFEST_FILE).is_file() else None
+
+
+def _no_bundle(folder: Path) -> SpectrainError:
+    hint = holds_bundle(folder) or "spectrain import makes one of other checkpoints"
+    return SpectrainError(f"{folder} is no bundle: it has no {MANIFEST_FILE}; {hint}")
 
 
 def target_of(folder: Path | str, manifest: Manifest) -> str | None:

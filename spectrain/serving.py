@@ -8,12 +8,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from spectrain.bundle import REPORT_FILE
 from spectrain.errors import SpectrainError
 from spectrain.evaluation.document import read_document
 from spectrain.interop import WEIGHTS_FILE, Served, format_of_config, read_config
 from spectrain.interop.layouts import layouts_of
-from spectrain.manifest import Manifest, read_manifest, target_of
+from spectrain.manifest import Manifest, read_manifest, report_of, target_of
 
 
 class LeaveOffError(SpectrainError):
@@ -79,12 +78,7 @@ def _family(manifest: Manifest) -> str:
 
 def _recommended(bundle: Path, manifest: Manifest, report: Path | None) -> tuple[int, str]:
     """k of the report's first sampler, for the bundle's own drafter, and the reason in words."""
-    path, family = report or bundle / REPORT_FILE, _family(manifest)
-    if report is None and not path.is_file():
-        raise SpectrainError(
-            f"{bundle} has no {REPORT_FILE}: nobody has measured yet whether it pays; evaluate it, or give the report "
-            "of an evaluation with --report, or --k"
-        )
+    path, family = report_of(bundle, report), _family(manifest)
     document = read_document(path)
     if report is not None and document["context"]["drafter"].get("weights") != manifest.files[WEIGHTS_FILE]:
         raise SpectrainError(f"{path} is the report of another drafter; give one of {bundle}")

@@ -6,23 +6,18 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, get_args
 
-from spectrain.bundle import REPORT_FILE
 from spectrain.decoding.verification import Verification, is_lossy
 from spectrain.errors import SpectrainError
 from spectrain.evaluation.document import read_document
 from spectrain.evaluation.leaves import LOSSY
+from spectrain.hub.request import measure_again, report_file
 from spectrain.interop import WEIGHTS_FILE
 from spectrain.manifest import Manifest
 
 
 def read_report(bundle: Path, manifest: Manifest, given: Path | None) -> dict[str, Any]:
     """The document at ``given``, a file or its folder, or the bundle's own; SpectrainError where it is another's."""
-    path = given or bundle
-    path = path / REPORT_FILE if path.is_dir() else path
-    again = f"measure this one: spectrain evaluate {bundle} --traffic chats.jsonl --output DIR, and publish with "
-    again += f"--report DIR/{REPORT_FILE}"
-    if not path.is_file():
-        raise SpectrainError(f"{path} is not there: a bundle is published with its acceptance report; {again}")
+    path, again = report_file(bundle, given), measure_again(bundle)
     document = read_document(path)
     context = document["context"]
     for what, found, ours in (
