@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shlex
 from collections.abc import Mapping
 from pathlib import Path
@@ -11,7 +10,7 @@ from typing import Any
 from spectrain.bundle import REPORT_FILE
 from spectrain.errors import SpectrainError
 from spectrain.evaluation.document import read_document
-from spectrain.interop import WEIGHTS_FILE, Served, format_of_config, read_config
+from spectrain.interop import WEIGHTS_FILE, Served, format_of_config, read_config, vllm_command
 from spectrain.interop.layouts import layouts_of
 from spectrain.manifest import Manifest, read_manifest, target_of
 
@@ -116,17 +115,15 @@ def _warnings(target: str, manifest: Manifest) -> list[str]:
     return []
 
 
-def _revision(manifest: Manifest, flag: str) -> list[str]:
-    revision = manifest.target.revision if manifest.derived_from is None else None
-    return [flag, revision] if revision else []
+def _revision(manifest: Manifest) -> str | None:
+    """Of the target's Hub id; none where the target lies in the bundle."""
+    return manifest.target.revision if manifest.derived_from is None else None
 
 
 def _vllm(bundle: Path, target: str, manifest: Manifest, how: Served, k: int) -> str:
     if how.vllm is None:
         return f"# vLLM has no {_family(manifest)} drafters"
-    settings = {"method": how.vllm, "model": str(bundle), "num_speculative_tokens": k}
-    words = ["vllm", "serve", target, *_revision(manifest, "--revision"), "--speculative-config", json.dumps(settings)]
-    return shlex.join(words)
+    return vllm_command(target, _revision(manifest), str(bundle), how.vllm, k)
 
 
 def _sglang(bundle: Path, target: str, manifest: Manifest, how: Served, k: int) -> list[str]:
@@ -140,7 +137,9 @@ def _sglang(bundle: Path, target: str, manifest: Manifest, how: Served, k: int) 
             return ["# SGLang puts the target's embedding in the place of this drafter's own: it cannot serve it"]
         draft = f"{bundle}-{how.sglang_layout}"
         lines.append(shlex.join(["spectrain", "export", str(bundle), how.sglang_layout, draft]))
-    words = ["python", "-m", "sglang.launch_server", "--model-path", target, *_revision(manifest, "--revision"),
+    revision = _revision(manifest)
+    at = ["--revision", revision] if revision else []
+    words = ["python", "-m", "sglang.launch_server", "--model-path", target, *at,
              "--speculative-algorithm", how.sglang, "--speculative-draft-model-path", draft,
              "--speculative-num-steps", str(k), "--speculative-eagle-topk", "1",
              "--speculative-num-draft-tokens", str(k + 1)]  # fmt: skip
@@ -151,7 +150,8 @@ def _transformers(bundle: Path, target: str, manifest: Manifest, how: Served, k:
     if not how.assistant:
         says = f"# transformers' generate has no {_family(manifest)} drafters; spectrain's own does:"
         return [says, *_spectrain(bundle, k)]
-    at = "".join(f", revision={word!r}" for word in _revision(manifest, "")[1:])
+    revision = _revision(manifest)
+    at = f", revision={revision!r}" if revision else ""
     program = [
         "from transformers import AutoModelForCausalLM, AutoTokenizer",
         f"tokenizer = AutoTokenizer.from_pretrained({target!r}{at})",

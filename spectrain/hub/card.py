@@ -17,6 +17,7 @@ from spectrain.evaluation.training_cost import training_cost
 from spectrain.evaluation.wording import drift_sentence, headline, kind_sentence, law_sentence, percent, sentence
 from spectrain.hub.metadata import card_data, eval_results
 from spectrain.hub.report import own_contenders, served_k
+from spectrain.interop import vllm_command
 from spectrain.manifest import MANIFEST_FILE, Manifest, public_target, read_manifest
 from spectrain.tracking import flatten
 
@@ -97,12 +98,11 @@ def serving(repo: str, target: str, revision: str, changed: bool, method: str | 
     """
     if method is None:
         return []
-    folder = repo.rsplit("/", 1)[-1]
-    drafter = {"method": method, "model": f"./{folder}" if changed else repo, "num_speculative_tokens": k}
-    options = f"--speculative-config '{json.dumps(drafter)}'"
     if not changed:
-        return [f"vllm serve {target} --revision {revision} {options}"]
-    return [f"hf download {repo} --local-dir {folder}", f"vllm serve ./{folder}/{OWN_TARGET} {options}"]
+        return [vllm_command(target, revision, repo, method, k)]
+    folder = repo.rsplit("/", 1)[-1]
+    fetch = f"hf download {repo} --local-dir {folder}"
+    return [fetch, vllm_command(f"./{folder}/{OWN_TARGET}", None, f"./{folder}", method, k)]
 
 
 def _once(contenders: list[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
