@@ -7,10 +7,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from spectrain.bundle import REPORT_FILE
 from spectrain.errors import SpectrainError
-from spectrain.evaluation.document import read_document
-from spectrain.interop import WEIGHTS_FILE, Served, format_of_config, read_config, vllm_command
+from spectrain.evaluation.own_report import own_report, report_path
+from spectrain.interop import Served, format_of_config, read_config, vllm_command
 from spectrain.interop.layouts import layouts_of
 from spectrain.manifest import Manifest, read_manifest, target_of
 
@@ -33,9 +32,8 @@ def invocations(bundle: Path, k: int | None = None, report: Path | None = None) 
     """How vLLM, SGLang and transformers are started with a bundle: k, the reason for it, notes, and lines by server.
 
     ``k`` is the number of draft tokens a round; by default what the report recommends, which is the bundle's own unless
-    given. Raises SpectrainError
-    where there is no report, it recommends a tree, or nobody else takes such drafters, and LeaveOffError where it says
-    to leave the drafter off.
+    given. Raises SpectrainError where there is no report of this bundle, it recommends a tree, or nobody else takes
+    such drafters, and LeaveOffError where it says to leave the drafter off.
     """
     manifest = read_manifest(bundle)
     config = read_config(bundle)
@@ -78,16 +76,8 @@ def _family(manifest: Manifest) -> str:
 
 def _recommended(bundle: Path, manifest: Manifest, report: Path | None) -> tuple[int, str]:
     """k of the report's first sampler, for the bundle's own drafter, and the reason in words."""
-    path, family = report or bundle / REPORT_FILE, _family(manifest)
-    if report is None and not path.is_file():
-        raise SpectrainError(
-            f"{bundle} has no {REPORT_FILE}: nobody has measured yet whether it pays; evaluate it, or give the report "
-            "of an evaluation with --report, or --k"
-        )
-    document = read_document(path)
-    if report is not None and document["context"]["drafter"].get("weights") != manifest.files[WEIGHTS_FILE]:
-        raise SpectrainError(f"{path} is the report of another drafter; give one of {bundle}")
-    block = document["samplers"][0]
+    path, family = report_path(bundle, report), _family(manifest)
+    block = own_report(bundle, manifest, report, ", or --k")["samplers"][0]
     overall, own = block["verdict"]["overall"], block["verdict"]["by_drafter"].get(family)
     if own is None:
         raise SpectrainError(f"{path} did not measure {family}; evaluate the bundle, or give --k")
