@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
 
@@ -14,7 +16,33 @@ from spectrain.errors import SpectrainError
 from spectrain.files import json_digest
 from spectrain.identity import TargetIdentity
 
+if TYPE_CHECKING:
+    from spectrain.target import Target
+
 MANIFEST_FILE = "spectrain.json"
+
+
+@dataclass(frozen=True)
+class Belonging:
+    """The target that a bundle belongs to, its tokenizer, and the ids that end an answer beside the tokenizer's own."""
+
+    target: TargetIdentity
+    tokenizer: Any
+    eos_ids: Sequence[int] = ()
+
+    @classmethod
+    def to(cls, target: Target) -> Belonging:
+        return cls(target.identity(), target.tokenizer, target.eos_ids)
+
+
+@dataclass(frozen=True)
+class Trained:
+    """What a training run knows of itself: the sampler of the answers it learnt from, its resolved recipe, and digests
+    of its data by name. Nothing, of a drafter that was trained elsewhere."""
+
+    sampler: Mapping[str, Any] = field(default_factory=dict)
+    recipe: Mapping[str, Any] = field(default_factory=dict)
+    data_digests: Mapping[str, str] = field(default_factory=dict)
 
 
 class _Record(BaseModel):

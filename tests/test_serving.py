@@ -12,7 +12,7 @@ import torch
 from simulator import DRAFTERS, Simulator
 
 from spectrain import cli
-from spectrain.bundle import save_drafter
+from spectrain.bundle import Belonging, save_drafter
 from spectrain.checkpoint_commands import serve_command
 from spectrain.drafters.language_model import LanguageModelConfig, LanguageModelDrafter
 from spectrain.drafters.medusa import MedusaConfig, MedusaDrafter
@@ -41,7 +41,7 @@ def words(text, start):
 
 def save(kind, config, target, folder, identity=HUB):
     drafter = kind.build(config, target, torch.ones(target.vocab_size))
-    save_drafter(folder, drafter, target=identity, tokenizer=target.tokenizer, sampler={}, recipe={}, data_digests={})
+    save_drafter(folder, drafter, Belonging(identity, target.tokenizer))
     return folder
 
 

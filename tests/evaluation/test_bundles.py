@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from spectrain.bundle import save_drafter
+from spectrain.bundle import Belonging, save_drafter
 from spectrain.data.conversations import load_conversations
 from spectrain.drafters import family_of
 from spectrain.drafters.eagle3 import Eagle3Config
@@ -35,8 +35,7 @@ TIMES = {"prefill_s", "draft_s", "verify_s", "overhead_s", "total_s"}
 def save(folder, config, target, seed=0):
     torch.manual_seed(seed)
     drafter = family_of(config).build(config, target, torch.arange(target.vocab_size))
-    save_drafter(folder, drafter, target=target.identity(), tokenizer=target.tokenizer, sampler={}, recipe={},
-                 data_digests={}, eos_ids=target.eos_ids)  # fmt: skip
+    save_drafter(folder, drafter, Belonging.to(target))
     return str(folder)
 
 

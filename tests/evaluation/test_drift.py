@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from spectrain import commands
-from spectrain.bundle import save_drafter
+from spectrain.bundle import Belonging, save_drafter
 from spectrain.config import load_recipe
 from spectrain.data.conversations import load_conversations
 from spectrain.drafters.joint import JointConfig
@@ -44,8 +44,7 @@ def save(folder, chat_folder, joint, size=0.0, seed=0):
     with torch.no_grad():
         for parameter in drafter.adapter.values() if joint else ():
             parameter.add_(size * torch.randn(parameter.shape))
-    save_drafter(folder, drafter, target=target.identity(), tokenizer=target.tokenizer, sampler={}, recipe={},
-                 data_digests={}, eos_ids=target.eos_ids)  # fmt: skip
+    save_drafter(folder, drafter, Belonging.to(target))
     return folder
 
 

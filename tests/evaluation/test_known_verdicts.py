@@ -15,7 +15,7 @@ import pytest
 import torch
 from tiny import save_chat_model
 
-from spectrain.bundle import load_drafter, save_drafter
+from spectrain.bundle import Belonging, load_drafter, save_drafter
 from spectrain.data.conversations import Conversation, parse_conversation, render_prompt
 from spectrain.decoding import generate_plain
 from spectrain.drafters.base import Drafter, Proposal
@@ -96,8 +96,7 @@ def big(tmp_path_factory):
     target = load_target(str(save_chat_model(folder / "target", layers=LAYERS, hidden=HIDDEN)))
     config = LanguageModelConfig(layers=tuple(range(LAYERS)))
     drafter = LanguageModelDrafter.build(config, target, torch.zeros(target.vocab_size, dtype=torch.long))
-    save_drafter(folder / "bundle", drafter, target=target.identity(), tokenizer=target.tokenizer, sampler={},
-                 recipe={}, data_digests={}, eos_ids=target.eos_ids)  # fmt: skip
+    save_drafter(folder / "bundle", drafter, Belonging.to(target))
     return target, folder / "bundle"
 
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 from transformers import AutoConfig, LlamaConfig
 
-from spectrain.bundle import load_drafter, read_bundle, save_drafter
+from spectrain.bundle import Belonging, Trained, load_drafter, read_bundle, save_drafter
 from spectrain.drafters.base import Committed
 from spectrain.drafters.eagle import EagleConfig, EagleDrafter
 from spectrain.errors import SpectrainError
@@ -28,7 +28,7 @@ TENSORS = {
     f"{LAYER}mlp.up_proj.weight": [64, 32],
     f"{LAYER}mlp.down_proj.weight": [32, 64],
 }
-FACTS = {"sampler": {"temperature": 0.0}, "recipe": {}, "data_digests": {}}
+TRAINED = Trained({"temperature": 0.0})
 
 
 @pytest.fixture(scope="module")
@@ -106,7 +106,7 @@ def test_round_trip_through_a_folder_is_bit_equal(target, checkpoint, tmp_path):
 def test_a_bundle_gives_the_drafter_back(chat_target, tmp_path):
     drafter = built(chat_target, depths=2, noise=0.3)
     identity = target_identity(chat_target.folder, name=str(chat_target.folder))
-    save_drafter(tmp_path / "bundle", drafter, target=identity, tokenizer=chat_target.tokenizer, **FACTS)
+    save_drafter(tmp_path / "bundle", drafter, Belonging(identity, chat_target.tokenizer), TRAINED)
     loaded, contents, notes = load_drafter(tmp_path / "bundle", chat_target)
     assert notes == ()
     assert not loaded.training
@@ -131,7 +131,7 @@ def test_a_bundle_gives_the_drafter_back(chat_target, tmp_path):
 def test_a_bundle_records_which_feature_it_reads(chat_target, tmp_path):
     """Another convention is another drafter: the states before the final norm, say."""
     identity = target_identity(chat_target.folder, name=str(chat_target.folder))
-    save_drafter(tmp_path / "b", built(chat_target), target=identity, tokenizer=chat_target.tokenizer, **FACTS)
+    save_drafter(tmp_path / "b", built(chat_target), Belonging(identity, chat_target.tokenizer), TRAINED)
     path = tmp_path / "b" / "spectrain.json"
     path.write_text(path.read_text().replace("after the final norm", "before the final norm"))
     with pytest.raises(SpectrainError, match="tap_convention is 'no taps: the feature is the last hidden state after"):

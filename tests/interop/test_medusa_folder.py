@@ -7,7 +7,7 @@ import json
 import pytest
 import torch
 
-from spectrain.bundle import load_drafter, save_drafter
+from spectrain.bundle import Belonging, Trained, load_drafter, save_drafter
 from spectrain.drafters.base import Committed
 from spectrain.drafters.medusa import MedusaConfig, MedusaDrafter
 from spectrain.errors import SpectrainError
@@ -93,9 +93,10 @@ def test_round_trip_through_a_folder_is_bit_equal(target, checkpoint, tmp_path):
 @pytest.mark.parametrize("head", HEADS)
 def test_a_bundle_gives_the_drafter_back(chat_target, tmp_path, head):
     drafter = built(chat_target, head=head, heads=2)
-    facts = {"sampler": {"temperature": 0.0}, "recipe": {}, "data_digests": {}}
     identity = target_identity(chat_target.folder, name=str(chat_target.folder))
-    save_drafter(tmp_path / "bundle", drafter, target=identity, tokenizer=chat_target.tokenizer, **facts)
+    save_drafter(
+        tmp_path / "bundle", drafter, Belonging(identity, chat_target.tokenizer), Trained({"temperature": 0.0})
+    )
     loaded, contents, notes = load_drafter(tmp_path / "bundle", chat_target)
     assert notes == ()
     assert contents.manifest.checkpoint_format == "vllm medusa"
@@ -200,8 +201,7 @@ def test_a_shared_head_is_not_written_without_its_target(target):
 def test_a_bundle_with_an_unknown_architecture_key_does_not_load(chat_target, tmp_path):
     """Also when the manifest lists the changed file."""
     folder, identity = tmp_path / "bundle", target_identity(chat_target.folder, name=str(chat_target.folder))
-    save_drafter(folder, built(chat_target), target=identity, tokenizer=chat_target.tokenizer, sampler={}, recipe={},
-                 data_digests={})  # fmt: skip
+    save_drafter(folder, built(chat_target), Belonging(identity, chat_target.tokenizer))
     write_json(folder / "config.json", {**read_config(folder), "num_key_value_heads": 4})
     manifest = json.loads((folder / "spectrain.json").read_text())
     manifest["files"]["config.json"] = file_digest(folder / "config.json")
