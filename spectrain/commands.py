@@ -156,7 +156,8 @@ def estimate(options: argparse.Namespace, tell: Tell) -> bool:
     from spectrain import estimate as counting  # not needed by the others
     from spectrain.config import load_recipe
     from spectrain.estimate_table import GIB, shortage, table
-    from spectrain.workload import check_positive, rates, workload
+    from spectrain.rates import check_positive, rates
+    from spectrain.workload import workload
 
     check_positive({"--device-memory": options.device_memory, "--tflops": options.tflops,
                     "--bandwidth": options.bandwidth})  # fmt: skip

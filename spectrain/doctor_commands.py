@@ -80,7 +80,8 @@ def _of_bundle(folder: Path, online: bool) -> Subject:
 def _of_recipe(path: Path, recipe: Recipe, online: bool) -> Subject:
     from spectrain import estimate as counting
     from spectrain.doctor import Subject
-    from spectrain.workload import rates, workload
+    from spectrain.rates import rates
+    from spectrain.workload import workload
 
     place, trouble = _place(recipe.target.name, recipe.target.revision, online)
     folders = {Path(recipe.output), Path(recipe.prepared or recipe.output)}
