@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -175,14 +175,24 @@ def template_kwargs(manifest: Manifest) -> dict[str, Any]:
     return dict(manifest.recipe.get("data", {}).get("chat_template_kwargs", {}))
 
 
-def chose_the_step(manifest: Manifest, conversations: str) -> bool:
-    """Whether the conversations with this digest are the held-out ones by which training chose its step or its end.
+def chose_the_step(manifests: Iterable[Manifest], conversations: str) -> bool | None:
+    """Whether the conversations with this digest are held-out ones by which a bundle's training chose its step or end.
 
-    They are also recognised with other answers than those that training saw, where these were regenerated.
+    They are also recognised with other answers than those that training saw, where these were regenerated. None where
+    nobody can tell: bundles of earlier versions do not say what they were before they were answered anew.
     """
+    found = [_chose(manifest, conversations) for manifest in manifests]
+    return True if True in found else None if None in found else False
+
+
+def _chose(manifest: Manifest, conversations: str) -> bool | None:
     training, digests = manifest.recipe.get("training", {}), manifest.data_digests
-    chose = training.get("select") == "best" or training.get("patience") is not None
-    return chose and conversations in (digests.get("heldout"), digests.get("heldout_asked"))
+    if training.get("select") != "best" and training.get("patience") is None:
+        return False
+    if conversations in (digests.get("heldout"), digests.get("heldout_asked")):
+        return True
+    unsaid = bool(manifest.recipe.get("regenerate")) and "heldout" in digests and "heldout_asked" not in digests
+    return None if unsaid else False
 
 
 def public_target(manifest: Manifest) -> TargetRecord:

@@ -460,10 +460,26 @@ def test_a_recipe_has_sections(folder, section):
         ({"select": "last", "patience": None}, {"heldout": "h"}, False),
         ({"select": "best", "patience": None}, {"heldout": "other", "train": "h"}, False),
         ({"select": "best", "patience": None}, {}, False),
+        ({"select": "best", "patience": None, "anew": True}, {"heldout": "h"}, True),
+        ({"select": "best", "patience": None, "anew": True}, {"heldout": "anew"}, None),  # an earlier version's
+        ({"select": "last", "patience": None, "anew": True}, {"heldout": "anew"}, False),
+        ({"select": "best", "patience": None, "anew": True}, {"heldout": "anew", "heldout_asked": "x"}, False),
         (None, {"heldout": "h"}, False),
     ],
 )
 def test_a_manifest_tells_which_conversations_chose_the_step(folder, training, digests, chose):
     recipe = {} if training is None else {"training": training}
+    recipe |= {"regenerate": {"max_new_tokens": 4}} if training and training.pop("anew", False) else {}
     edit_manifest(folder, lambda manifest: manifest.update(recipe=recipe, data_digests=digests))
-    assert chose_the_step(read_manifest(folder), "h") is chose
+    assert chose_the_step([read_manifest(folder)], "h") is chose
+
+
+def test_one_of_several_that_chose_with_them_is_enough_and_one_that_cannot_tell_leaves_it_open(folder):
+    def manifest(digests, regenerate=None):
+        recipe = {"training": {"select": "best"}, "regenerate": regenerate}
+        return read_manifest(folder).model_copy(update={"recipe": recipe, "data_digests": digests})
+
+    chose, other, unsaid = manifest({"heldout": "h"}), manifest({"heldout": "x"}), manifest({"heldout": "x"}, {"k": 1})
+    assert chose_the_step([unsaid, chose, other], "h") is True
+    assert chose_the_step([other, unsaid], "h") is None
+    assert chose_the_step([other], "h") is False

@@ -250,7 +250,7 @@ def _evaluate(entrants: Mapping[str, Entrant], target: Target, conversations: Se
     context = about | _context(target, config, found, traffic, chosen)
     context["target"] |= _origin(target, entrants.values())
     given = conversations_digest(conversations)
-    context["traffic"]["chose_the_step"] = any(chose_the_step(e.manifest, given) for e in entrants.values())
+    context["traffic"]["chose_the_step"] = chose_the_step((e.manifest for e in entrants.values()), given)
     context["memory"] = {
         "target": weight_bytes(target.model),
         "drafters": {name: weight_bytes(drafter) for name, drafter in drafters.items()},

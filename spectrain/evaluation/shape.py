@@ -186,7 +186,7 @@ DOCUMENT = {
     "context": {
         "target": {"name": None},
         "drafter": {"name": None},
-        "traffic": dict.fromkeys(("name", "digest", "conversations", "chose_the_step")),
+        "traffic": dict.fromkeys(("name", "digest", "conversations", "chose_the_step?")),
         "device": {"name": None, "threads": None, "dtype": None},
         "versions": {"*": None},
         "stopped_early??": dict.fromkeys(("rule", "half_width", "asked")),

@@ -190,10 +190,17 @@ def cautions(document: Mapping[str, Any]) -> list[str]:
     """What a reader should hold against the numbers."""
     context, statistics = document["context"], document["statistics"]
     found = []
-    if context["traffic"]["chose_the_step"]:
+    chose = context["traffic"]["chose_the_step"]
+    if chose:
         found.append(
             "The held-out conversations also chose the training step, which flatters the trained drafter slightly; "
             "measure on conversations that no choice has seen to be rid of it."
+        )
+    elif chose is None:
+        found.append(
+            "Whether the held-out conversations also chose the training step, which would flatter the trained drafter "
+            "slightly, cannot be told: the bundle's manifest has no data_digests.heldout_asked, as earlier versions "
+            "wrote none. Measure on conversations that training has not seen, or train again to know."
         )
     if left_out := context.get("dropped"):
         named = ", ".join(f"{count} {reason.replace('_', ' ')}" for reason, count in left_out.items())
