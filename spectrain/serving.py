@@ -18,12 +18,8 @@ class LeaveOffError(SpectrainError):
     """The bundle's report says not to draft."""
 
 
-def serve_commands(bundle: Path, k: int | None = None) -> str:
-    """How a bundle is served, as text for a shell; what to mind as comments. See ``invocations``."""
-    return shell(invocations(bundle, k))
-
-
 def shell(found: Mapping[str, Any]) -> str:
+    """What ``invocations`` found, as text for a shell; what to mind as comments."""
     lines = [f"# {found['k']} draft tokens a round: {found['reason']}", *found["notes"]]
     return "\n".join([*lines, *(line for name, own in found["servers"].items() for line in ("", f"# {name}", *own))])
 

@@ -22,7 +22,7 @@ from spectrain.files import write_json
 from spectrain.identity import TargetIdentity
 from spectrain.interop import WEIGHTS_FILE, Served, medusa
 from spectrain.manifest import read_manifest
-from spectrain.serving import serve_commands
+from spectrain.serving import invocations, shell
 
 HUB = TargetIdentity("LlamaForCausalLM", "c" * 64, "w" * 64, "org/it's a target", "abc")
 CHAINS = tuple(DRAFTERS)
@@ -31,6 +31,10 @@ CHAINS = tuple(DRAFTERS)
 @pytest.fixture
 def bundle(finished_run, tmp_path):
     return Path(shutil.copytree(finished_run / "run/bundle", tmp_path / "a bundle"))
+
+
+def serve_commands(bundle, k=None):
+    return shell(invocations(bundle, k))
 
 
 def words(text, start):
