@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import pytest
 import torch
+from tiny import proposed
 from transformers import AutoConfig, LlamaConfig
 
 from spectrain.bundle import Belonging, Trained, load_drafter, read_bundle, save_drafter
-from spectrain.drafters.base import Committed
 from spectrain.drafters.eagle import EagleConfig, EagleDrafter
 from spectrain.errors import SpectrainError
-from spectrain.exact.sampler import Sampler
 from spectrain.identity import target_identity
 from spectrain.interop import eagle, format_for, format_of_config, read_config, read_tensors, write_checkpoint
 from spectrain.interop.eagle import EagleSettings, from_checkpoint, from_drafter, to_checkpoint, to_drafter
-from spectrain.shapes import Chain
 
 LAYER = "layers.0."
 TENSORS = {
@@ -53,15 +51,6 @@ def checkpoint(target):
 def refuse(config, tensors, match):
     with pytest.raises(SpectrainError, match=match):
         from_checkpoint(config, tensors, "here")
-
-
-def proposed(drafter, target, k=3):
-    """A sampled proposal after a short prompt: tokens and laws."""
-    state = drafter.start([1])
-    drafter.observe(state, Committed([[4, 9]], torch.tensor([[4, 9]]), target.forward(torch.tensor([[1, 4]]))))
-    uniforms = torch.full((1, k), 0.6, dtype=torch.float64)
-    proposal = drafter.propose(state, Sampler(1.0), Chain(k), [k], uniforms)
-    return proposal.tokens_BN, proposal.q
 
 
 def test_the_configuration_and_the_names_are_those_that_vllm_reads(checkpoint):

@@ -6,17 +6,15 @@ import json
 
 import pytest
 import torch
+from tiny import proposed
 
 from spectrain.bundle import Belonging, Trained, load_drafter, save_drafter
-from spectrain.drafters.base import Committed
 from spectrain.drafters.medusa import MedusaConfig, MedusaDrafter
 from spectrain.errors import SpectrainError
-from spectrain.exact.sampler import Sampler
 from spectrain.files import file_digest, write_json
 from spectrain.identity import target_identity
 from spectrain.interop import format_for, format_of_config, medusa, read_config, read_tensors, write_checkpoint
 from spectrain.interop.medusa import from_checkpoint, from_drafter, to_drafter
-from spectrain.shapes import Chain
 
 HEADS = ["own", "shared"]
 BLOCKS = {f"blocks.{i}.layers.{j}.{name}" for i in range(3) for j in range(2) for name in ("weight", "bias")}
@@ -45,15 +43,6 @@ def checkpoint(target, request):
 def refuse(config, tensors, match):
     with pytest.raises(SpectrainError, match=match):
         from_checkpoint(config, tensors, "here")
-
-
-def proposed(drafter, target, k=3):
-    """A sampled proposal after a short prompt: tokens and laws."""
-    state = drafter.start([1])
-    drafter.observe(state, Committed([[4, 9]], torch.tensor([[4, 9]]), target.forward(torch.tensor([[1, 4]]))))
-    uniforms = torch.full((1, k), 0.6, dtype=torch.float64)
-    proposal = drafter.propose(state, Sampler(1.0), Chain(k), [k], uniforms)
-    return proposal.tokens_BN, proposal.q
 
 
 @pytest.mark.parametrize("head", HEADS)
