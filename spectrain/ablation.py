@@ -26,6 +26,7 @@ from spectrain.evaluation.variants import RowScores, compare, markdown
 from spectrain.files import file_digest, json_digest, write_json
 from spectrain.manifest import MANIFEST_FILE
 from spectrain.pipeline import Prepared, Run
+from spectrain.preflight import check_training
 
 SETTLES_STEPS = ("epochs", "steps", "micro_batch_tokens", "accumulation")
 SCORES = "heldout_scores.json"
@@ -132,6 +133,7 @@ def _check(ablation: Ablation, base: Recipe, runs: Sequence[tuple[Variant, int]]
             if found != wanted:
                 raise SpectrainError(f"{who} has training.{key} = {found}, {runs[0][0].name!r} has {wanted}, but all "
                                      "take as many steps; override it for all, after the recipe")  # fmt: skip
+        check_training(recipe)
 
 
 def _trained_and_measured(ablation: Ablation, variant: Variant, seed: int, prepared: Prepared) -> RowScores:

@@ -17,9 +17,10 @@ from torch import Tensor
 from transformers import CONFIG_MAPPING, AutoTokenizer, PreTrainedConfig
 
 from spectrain import interop
-from spectrain.drafters.base import OWN_TARGET, TrainableDrafter
+from spectrain.drafters.base import TrainableDrafter
 from spectrain.drafters.ranks import RANKS_FILE
 from spectrain.errors import SpectrainError
+from spectrain.fetching import refused
 from spectrain.files import atomic_folder, file_digest, json_digest, write_json
 from spectrain.identity import (
     DECODE_COMPONENTS,
@@ -32,6 +33,7 @@ from spectrain.identity import (
 )
 from spectrain.manifest import (
     MANIFEST_FILE,
+    REPORT_FILE,
     Belonging,
     ImportRecord,
     Manifest,
@@ -42,6 +44,7 @@ from spectrain.manifest import (
     target_of,
 )
 from spectrain.target import Target
+from spectrain.weights import OWN_TARGET
 
 __all__ = [
     "ADDED_LATER",
@@ -58,7 +61,6 @@ __all__ = [
     "target_of",
     "unbound_drafter",
 ]
-REPORT_FILE = "acceptance.json"
 ADDED_LATER = {"README.md", REPORT_FILE, RANKS_FILE, "report.png"}
 _LIBRARIES = ("torch", "transformers", "tokenizers", "safetensors", "huggingface_hub")
 
@@ -236,7 +238,8 @@ def resolve_bundle(name_or_path: str | Path, revision: str | None = None) -> Pat
         raise SpectrainError(f"{name} is neither a folder nor a Hub id") from None
     except (HfHubHTTPError, LocalEntryNotFoundError, OSError) as error:
         at = f" at revision {revision}" if revision else ""
-        raise SpectrainError(f"no folder {name}, and the Hub did not give it{at}: {error}") from error
+        why = refused(error, name, revision)
+        raise SpectrainError(f"no folder {name}, and the Hub did not give it{at}: {why}") from error
 
 
 def load_tokenizer(folder: Path) -> Any:

@@ -110,13 +110,18 @@ def serve_command(arguments: Sequence[str], name: str = "spectrain serve-command
     option(parser, "--report", "of this bundle", otherwise="the one in it")
     option(parser, "--json", "the lines for each server")
     options = parser.parse_args(arguments)
-    k = one(options.k, "--k")
+    k, bundle, report = one(options.k, "--k"), Path(options.bundle), options.report and Path(options.report)
+    if k is None and bundle.is_dir():  # before what takes seconds to load
+        from spectrain.evaluation.document import read_document
+        from spectrain.manifest import report_file
+
+        read_document(report_file(bundle, report, ", or --k"))
     from spectrain.bundle import resolve_bundle
     from spectrain.serving import LeaveOffError, invocations, shell
 
     with telling(options.json) as tell:
         try:
-            found = invocations(resolve_bundle(options.bundle), k, options.report and Path(options.report))
+            found = invocations(resolve_bundle(options.bundle), k, report)
         except LeaveOffError as off:
             # A comment, for whoever runs what this prints.
             tell({"k": 0, "reason": str(off), "notes": [], "servers": {}}, f"# {off}")

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -21,6 +21,7 @@ from spectrain.errors import SpectrainError
 from spectrain.files import atomic_file, write_json
 from spectrain.identity import first_difference
 from spectrain.selection import Selection
+from spectrain.settings import RUN
 
 BEST_FILE, PROGRESS_FILE = "best.json", "progress.json"
 
@@ -67,12 +68,8 @@ class Checkpoints:
         found = self.all()
         if not found:
             return Progress()
+        check_run(self.folder, self.run)
         progress = read_progress(found[-1])
-        if progress["run"] != self.run:
-            raise SpectrainError(
-                f"checkpoint {found[-1]} belongs to another run, its settings against these: "
-                f"{first_difference(progress['run'], self.run)}; choose another output, or delete {self.folder}"
-            )
         self.load(progress["step"])
         selection = Selection(**progress.get("selection", {}))
         self._name_best(selection)
@@ -145,6 +142,22 @@ class Checkpoints:
 def complete(folder: Path) -> list[Path]:
     """The whole checkpoints of a folder of them, oldest first (by step number, not by name or time)."""
     return sorted((path.parent for path in folder.glob(f"step-*/{PROGRESS_FILE}")), key=_step)
+
+
+def check_run(folder: Path, run: Mapping[str, Any], unknown: Collection[str] = ()) -> None:
+    """SpectrainError where the latest checkpoint of ``folder`` is of a run with other settings than ``run``, of which
+    nobody can say yet what is ``unknown``."""
+    found = complete(folder)
+    if not found:
+        return
+    theirs, ours = (
+        {k: v for k, v in one.items() if k not in unknown} for one in (read_progress(found[-1])["run"], run)
+    )
+    if theirs != ours:
+        raise SpectrainError(
+            f"checkpoint {found[-1]} belongs to another run, its settings against these: "
+            f"{first_difference(theirs, ours, names=RUN)}; choose another output, or delete {folder}"
+        )
 
 
 def _step(checkpoint: Path) -> int:

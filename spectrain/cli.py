@@ -56,7 +56,8 @@ def prepare(arguments: Sequence[str], name: str = "spectrain prepare") -> int:
 def train(arguments: Sequence[str], name: str = "spectrain train") -> None:
     """Train the drafter of a recipe (prepares first)."""
     text = "Train the recipe's drafter and write its bundle. Prepares what is missing; resumes what was interrupted."
-    example = f"{name} {RECIPE} optim.lr=2e-4\n  accelerate launch -m spectrain train {RECIPE}"
+    gpus = "accelerate launch --config_file recipes/accelerate/gpus.yaml --num_processes 2"
+    example = f"{name} {RECIPE} optim.lr=2e-4\n  {gpus} -m spectrain train {RECIPE}"
     parser = recipe_command(name, text, example)
     planning(parser)
     options = parser.parse_intermixed_args(arguments)
@@ -75,9 +76,7 @@ def run(arguments: Sequence[str], name: str = "spectrain run") -> None:
     from spectrain.pipeline import Run
 
     with telling(options.json) as tell:
-        whole = Run(load_recipe(options.recipe, options.overrides))
-        whole.train()
-        finish(whole.evaluate(), tell)
+        finish(Run(load_recipe(options.recipe, options.overrides)).run(), tell)
 
 
 def convert_gguf(arguments: Sequence[str], name: str = "spectrain convert-gguf") -> None:

@@ -26,7 +26,7 @@ RULES = (
     "or more), typical_lossy (LOSSY: changes the output's law; shown, never recommended)"
 )
 
-
+BAD_ROWS = "what happens to rows that cannot be read, rendered or answered; drop leaves them out, counted by reason"
 VARIANT = "what a variant overrides; may be given several times. 'base:' is the recipe as it is"
 
 
@@ -111,18 +111,30 @@ def destination(text: str) -> str:
     return output(text, as_a_whole=True)
 
 
+def bundle(text: str) -> str:
+    """What may be a bundle: a folder that is none is told before the libraries are loaded that read one."""
+    from spectrain.manifest import check_bundle  # with the libraries that check a manifest, which --help does without
+
+    try:
+        check_bundle(text)
+    except SpectrainError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+    return text
+
+
 # --- options ------------------------------------------------------------------------------------------------------
 
 # What a flag is called and means wherever it stands. A command adds what it does with it, and its default.
 FLAGS: dict[str, dict[str, Any]] = {
-    "bundle": {"metavar": "BUNDLE", "help": "a bundle: a folder or a Hub id"},
+    "bundle": {"metavar": "BUNDLE", "type": bundle, "help": "a bundle: a folder or a Hub id"},
     "destination": {"metavar": "DIR", "type": destination, "help": "the folder to write"},
     "recipe": {"help": "a YAML recipe; spectrain recipe writes one to start from"},
     "--answer-share": {"metavar": "SHARE", "type": float, "help": "share of the tokens that are answers"},
+    "--bad-rows": {"choices": ("error", "drop"), "default": "error", "metavar": "error|drop", "help": BAD_ROWS},
     "--bandwidth": {"metavar": "GB/S", "type": float, "help": "of one device's memory"},
     "--batch": {"metavar": "SIZES", "type": sizes, "help": "requests that share a step, with commas"},
     "--batch-groups": {"metavar": "N", "type": int, "help": "batches of each size"},
-    "--bundle": {"metavar": "BUNDLE", "help": "a bundle of this target: a folder or a Hub id"},
+    "--bundle": {"metavar": "BUNDLE", "type": bundle, "help": "a bundle of this target: a folder or a Hub id"},
     "--context": {"metavar": "SIZES", "type": sizes, "help": "cached tokens behind a verification, with commas"},
     "--conversations": {"metavar": "N", "type": int, "help": "take this many chats, spread over the kinds"},
     "--dry-run": {"action": "store_true", "help": "say what would be done, and do nothing"},
@@ -182,9 +194,7 @@ def counting(parser: argparse.ArgumentParser) -> None:
 def measurement(parser: argparse.ArgumentParser) -> None:
     """What is measured, on what."""
     option(parser, "--traffic", "held out from training", required=True)
-    parser.add_argument("--bad-rows", choices=("error", "drop"), default="error", metavar="error|drop",
-                        help="what happens to rows that cannot be read, rendered or answered; drop counts them by "
-                        "reason, also in the report (default: %(default)s)")  # fmt: skip
+    option(parser, "--bad-rows", "also in the report")
     option(parser, "--output", "acceptance.json and the reports")
     option(parser, "--target", otherwise=OWN)
     option(parser, "--k", default="3,5")
@@ -217,6 +227,7 @@ def under_load(parser: argparse.ArgumentParser) -> None:
 def greedy_check(parser: argparse.ArgumentParser) -> None:
     """What is compared with plain decoding, on what."""
     option(parser, "--traffic", "the last turn of each is answered", required=True)
+    option(parser, "--bad-rows")
     option(parser, "--target", otherwise=OWN)
     option(parser, "--bundle")
     option(parser, "--conversations", default=64)

@@ -115,15 +115,17 @@ def exactness(options: argparse.Namespace, tell: Tell) -> int:
         seed=options.seed,
         **({"trees": static_trees(trees(options.tree), folder)} if options.tree else {}),
     )
-    conversations = load_conversations(options.traffic)
-    target = _target(options, folder)
+    with offering_to_drop(DROP):
+        conversations, dropped = _chats(options)
+        target = _target(options, folder)
+        conversations = _answerable(conversations, target, config.max_new_tokens, dropped)
+        prompts = prompts_of(target, conversations, config.prompts, config.max_new_tokens, config.seed)
     drafters: dict[str, Drafter] = {"ngram": NgramDrafter(NgramConfig())}
     if folder is not None:
         drafter, contents, notes = load_drafter(folder, target)
         for note in notes:
             print(f"note: {note}", flush=True)
         drafters[contents.manifest.drafter["type"]] = drafter
-    prompts = prompts_of(target, conversations, config.prompts, config.max_new_tokens, config.seed)
     document = compare_outputs(target, drafters, prompts, config)
     tell({**document, "target": shown_name(target.name)}, render(document))
     return int(document["faults"])
@@ -136,7 +138,9 @@ def tree(options: argparse.Namespace) -> None:
     low = next((flag for flag, value in sizes.items() if value is not None and value < 1), None)
     if low:
         raise SpectrainError(f"{low} {sizes[low]}: expected a whole number of at least 1")
-    conversations = choose(load_conversations(options.traffic), options.conversations, 0)
+    with offering_to_drop(DROP):
+        found, dropped = _chats(options)
+    conversations = choose(found, options.conversations, 0)
     folder = resolve_bundle(options.bundle)
     if Path(options.bundle).is_dir():
         check_writable("BUNDLE", folder)
@@ -144,7 +148,8 @@ def tree(options: argparse.Namespace) -> None:
     drafter, _, notes = load_drafter(folder, target)
     for note in notes:
         print(f"note: {note}", flush=True)
-    ranks = chat_ranks(target, drafter, conversations, samplers)
+    with offering_to_drop(DROP):
+        ranks = chat_ranks(target, drafter, conversations, samplers, dropped)
     print(render_ranks(ranks, samplers, options.nodes))
     if Path(options.bundle).is_dir():
         write_json(folder / RANKS_FILE, ranks)

@@ -33,6 +33,7 @@ class Subject:
 
     ``place`` is where the target's files are; ``trouble`` says what of them cannot be read. ``memory`` is the largest
     stage's, of a process; ``disk`` what a run writes, of which ``held`` is there already; ``target_bytes`` its weights.
+    ``chats``: what of them cannot be used, and what to do.
     """
 
     name: str
@@ -47,6 +48,7 @@ class Subject:
     held: int = 0
     target_bytes: int = 0
     unknown: str = ""
+    chats: tuple[str, str] = ("", "")
 
 
 def examine(machine: Machine, subject: Subject | None = None) -> list[Finding]:
@@ -202,6 +204,9 @@ def hub(machine: Machine) -> Iterator[Finding]:
 def fit(machine: Machine, subject: Subject) -> Iterator[Finding]:
     """Whether the target can be had and what is to be made has room."""
     yield from _target(machine, subject)
+    found, mend = subject.chats
+    if found:
+        yield Finding("fault", "chats", found, mend)
     if subject.unknown:
         yield Finding("change", "estimate", subject.unknown, f"spectrain estimate {subject.name} --tokens N ...")
     if subject.memory is not None:

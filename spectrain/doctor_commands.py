@@ -79,15 +79,20 @@ def _of_bundle(folder: Path, online: bool) -> Subject:
 
 def _of_recipe(path: Path, recipe: Recipe, online: bool) -> Subject:
     from spectrain import estimate as counting
+    from spectrain.data.dropped import BadRowsError
     from spectrain.doctor import Subject
+    from spectrain.preflight import file_faults
     from spectrain.rates import rates
-    from spectrain.workload import workload
+    from spectrain.workload import bad_rows, workload
 
     place, trouble = _place(recipe.target.name, recipe.target.revision, online)
     folders = {Path(recipe.output), Path(recipe.prepared or recipe.output)}
     written = (file for folder in folders for file in folder.rglob("*") if file.is_file())
     subject = Subject(str(path), recipe.target.name, place, trouble, recipe.target.dtype, recipe.training.precision,
                       Path(recipe.output), held=sum(file.stat().st_size for file in written))  # fmt: skip
+    absent = "; ".join(file_faults(recipe.data))
+    if absent:
+        return replace(subject, chats=(absent, "data.train=[FILE] data.heldout=[FILE]"))
     if trouble or not recipe.drafter.trainable:
         return subject
     if place == "Hub" and not online and not (path.parent / "config.json").is_file():
@@ -96,6 +101,8 @@ def _of_recipe(path: Path, recipe: Recipe, online: bool) -> Subject:
         target = counting.blueprint(recipe, counting.load_config(recipe, path))
         anything = rates(target.dtype, tflops=1.0, bandwidth=1.0, utilisation=1.0)  # times are not asked for
         found = counting.estimate(recipe, target, workload(recipe), anything)
+    except BadRowsError as error:
+        return replace(subject, chats=(bad_rows(recipe) or error.row, f"{error.how}, or mend these rows"))
     except SpectrainError as error:
         return replace(subject, unknown=str(error))
     return replace(subject, memory=max(parts["peak"] for parts in found["memory"].values()),
@@ -135,8 +142,10 @@ def _unreadable(folder: Path) -> str:
 def _refused(name: str, revision: str | None) -> str:
     from huggingface_hub import model_info
 
+    from spectrain.fetching import refused
+
     try:
         model_info(name, revision=revision)
-    except Exception as error:  # gated, not there, or no answer: its own words
-        return next(iter(str(error).strip().splitlines()), type(error).__name__)
+    except Exception as error:  # gated, not there, or no answer
+        return refused(error, name, revision)
     return ""

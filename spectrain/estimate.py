@@ -30,6 +30,7 @@ from spectrain.blueprint import (
 from spectrain.config import Recipe
 from spectrain.drafters import TrainableDrafter, family_of
 from spectrain.errors import SpectrainError
+from spectrain.fetching import refused
 from spectrain.head_loss import CHUNK
 from spectrain.identity import tokenizer_size
 from spectrain.rates import Rates
@@ -60,14 +61,14 @@ def load_config(recipe: Recipe, recipe_path: Path, given: str | None = None) -> 
     source = Path(given) if given else local if local.is_file() else beside if beside.is_file() else None
     if given and not Path(given).is_file():
         raise SpectrainError(f"--config {given} does not exist; give the config.json of the target")
+    name = str(source) if source else recipe.target.name
+    revision = None if source else recipe.target.revision
     try:
-        name = str(source) if source else recipe.target.name
-        revision = None if source else recipe.target.revision
         return AutoConfig.from_pretrained(name, revision=revision, trust_remote_code=False)
     except Exception as error:  # each library that reads a config raises its own kinds
         raise SpectrainError(
             f"the configuration of target {recipe.target.name!r} cannot be read from {source or 'a folder or the Hub'} "
-            f"({type(error).__name__}: {str(error).splitlines()[0]}); give its config.json with --config"
+            f"({refused(error, name, revision)}); give its config.json with --config"
         ) from error
 
 

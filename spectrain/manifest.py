@@ -11,15 +11,15 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
 
-from spectrain.drafters.base import OWN_TARGET
 from spectrain.errors import SpectrainError
 from spectrain.files import json_digest
 from spectrain.identity import TargetIdentity
+from spectrain.weights import OWN_TARGET
 
 if TYPE_CHECKING:
     from spectrain.target import Target
 
-MANIFEST_FILE = "spectrain.json"
+MANIFEST_FILE, REPORT_FILE = "spectrain.json", "acceptance.json"
 
 
 @dataclass(frozen=True)
@@ -138,15 +138,53 @@ def read_manifest(folder: Path | str) -> Manifest:
     try:
         return Manifest.model_validate(json.loads(path.read_text(encoding="utf-8")))
     except FileNotFoundError:
-        raise SpectrainError(
-            f"{folder} is no bundle: it has no {MANIFEST_FILE}; spectrain import makes one of other checkpoints"
-        ) from None
+        raise _no_bundle(Path(folder)) from None
     except ValidationError as error:
         first = error.errors()[0]
         place = ".".join(map(str, first["loc"])) or "the manifest"
         raise SpectrainError(f"{path}: {place}: {first['msg']} (found {first['input']!r:.200})") from error
     except ValueError as error:
         raise SpectrainError(f"{path} is not JSON: {error}") from error
+
+
+def check_bundle(name: str) -> None:
+    """SpectrainError where ``name`` is a folder, and no bundle."""
+    folder = Path(name)
+    if folder.is_dir() and not (folder / MANIFEST_FILE).is_file():
+        raise _no_bundle(folder)
+
+
+def report_file(bundle: Path, given: Path | None, instead: str = "") -> Path:
+    """The report that was given, a file or its folder, or else the bundle's own; SpectrainError where there is none.
+
+    ``instead`` says what may be given in its place.
+    """
+    path = given or bundle
+    path = path / REPORT_FILE if path.is_dir() else path
+    if not path.is_file():
+        raise SpectrainError(
+            f"{path} is not there, so nobody can tell whether {bundle} pays; {measure_again(bundle)}{instead}"
+        )
+    return path
+
+
+def measure_again(bundle: Path) -> str:
+    """How a bundle gets a report."""
+    return (
+        f"measure this one: spectrain evaluate {bundle} --traffic chats.jsonl --output DIR, and give "
+        f"--report DIR/{REPORT_FILE}"
+    )
+
+
+def holds_bundle(folder: Path) -> str | None:
+    """The bundle that a run's or a checkpoint's folder holds, for who named the folder; None where there is none."""
+    inner = folder / "bundle"
+    return f"did you mean {inner}" if (inner / MANIFEST_FILE).is_file() else None
+
+
+def _no_bundle(folder: Path) -> SpectrainError:
+    hint = holds_bundle(folder) or "spectrain import makes one of other checkpoints"
+    return SpectrainError(f"{folder} is no bundle: it has no {MANIFEST_FILE}; {hint}")
 
 
 def target_of(folder: Path | str, manifest: Manifest) -> str | None:

@@ -12,11 +12,9 @@ from spectrain.errors import SpectrainError
 from spectrain.evaluation.contenders import AcceptanceConfig, AnyTree
 from spectrain.evaluation.load_config import LoadConfig
 from spectrain.exact.sampler import Sampler
+from spectrain.settings import FLAGS, LOAD_FLAGS
 from spectrain.tree_options import parse_tree
 
-# Settings whose flag has another name.
-FLAGS = {"samplers": "temperature", "trees": "tree", "groups": "batch-groups", "request_rates": "request-rate",
-         "prompts": "conversations"}  # fmt: skip
 Settings = TypeVar("Settings", bound=BaseModel)
 
 
@@ -42,8 +40,9 @@ def _load(options: argparse.Namespace) -> LoadConfig | None:
     given = {name: value for name, value in flags.items() if value is not None}
     if options.batch is None:
         if given:
-            flag = FLAGS.get(next(iter(given)), next(iter(given)))
-            raise SpectrainError(f"--{flag} is about batches of requests; give their sizes with --batch, too")
+            raise SpectrainError(
+                f"{_flag(next(iter(given)))} is about batches of requests; give their sizes with --batch, too"
+            )
         return None
     return checked(LoadConfig, batch=options.batch, **given)
 
@@ -54,9 +53,12 @@ def checked(kind: type[Settings], **values: Any) -> Settings:
         return kind(**values)
     except ValidationError as error:
         first = error.errors()[0]
-        flag = FLAGS.get(str(first["loc"][0]), str(first["loc"][0]).replace("_", "-"))
         message = first["msg"].removeprefix("Value error, ")
-        raise SpectrainError(f"--{flag}: {message} (found {first['input']!r})") from error
+        raise SpectrainError(f"{_flag(str(first['loc'][0]))}: {message} (found {first['input']!r})") from error
+
+
+def _flag(field: str) -> str:
+    return {**FLAGS, **LOAD_FLAGS, "prompts": "--conversations"}.get(field, f"--{field.replace('_', '-')}")
 
 
 def _sampler(temperature: float, options: argparse.Namespace) -> Sampler:

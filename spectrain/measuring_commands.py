@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from spectrain.cli_options import (
     OWN,
     RECIPE,
+    bundle,
     command_parser,
     greedy_check,
     measurement,
@@ -51,7 +52,8 @@ def compare(arguments: Sequence[str], name: str = "spectrain compare") -> None:
         f"{name} runs/eagle3/bundle runs/medusa/bundle --traffic chats.jsonl --k 3,5 --output runs/leaderboard\n"
         f"  {name} runs/a/acceptance.json runs/b/acceptance.json --output runs/side_by_side",
     )
-    parser.add_argument("bundles", nargs="+", metavar="BUNDLE", help="bundles of one target: folders or Hub ids")
+    parser.add_argument("bundles", nargs="+", metavar="BUNDLE", type=bundle,
+                        help="bundles of one target: folders or Hub ids")  # fmt: skip
     parser.add_argument("--baselines", default="ngram,lookahead", metavar="NAMES",
                         help="drafters without training, with commas, or none (default: %(default)s)")  # fmt: skip
     measurement(parser)
@@ -111,6 +113,7 @@ def tree(arguments: Sequence[str], name: str = "spectrain tree") -> None:
     )
     option(parser, "bundle")
     option(parser, "--traffic", "with answers by the target", required=True)
+    option(parser, "--bad-rows")
     parser.add_argument(
         "--nodes", type=int, default=16, metavar="N", help="of the tree, at most (default: %(default)s)"
     )

@@ -21,6 +21,12 @@ def build_optimizer(config: OptimConfig, groups: list[dict[str, Any]]) -> torch.
     return torch.optim.AdamW(groups, fused=True if config.name == "adamw_fused" else None, **settings)
 
 
+def check_optimizer(config: OptimConfig) -> None:
+    """SpectrainError where what it needs is not installed."""
+    if config.name == "adamw_8bit":
+        _eight_bit()
+
+
 def _eight_bit() -> Any:
     try:
         from bitsandbytes.optim import AdamW8bit  # an extra of its own: it brings kernels for each kind of device

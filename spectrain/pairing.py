@@ -22,7 +22,7 @@ from spectrain.identity import (
     target_identity,
     tokenizer_identity,
 )
-from spectrain.manifest import MANIFEST_FILE, Manifest, read_manifest
+from spectrain.manifest import MANIFEST_FILE, Manifest, holds_bundle, read_manifest
 from spectrain.weights import MODEL_FILES, resolve_model
 
 _FILES = [pattern for pattern in MODEL_FILES if "safetensors" not in pattern]  # weights are not fetched
@@ -61,6 +61,9 @@ def read_side(name: str) -> Side:
     if name.endswith(".gguf"):
         return _read_gguf(Path(name))
     folder, _ = resolve_model(name, files=_FILES, what="model")
+    within = holds_bundle(folder)
+    if within is not None:
+        raise SpectrainError(f"{folder} is a run's folder, and no model, tokenizer or bundle; {within}")
     tokenizer = _loaded(name, lambda: load_tokenizer(folder))
     if (folder / MANIFEST_FILE).is_file():
         manifest = read_manifest(folder)

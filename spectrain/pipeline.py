@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
@@ -17,6 +17,7 @@ from typing import Any
 
 import torch
 
+from spectrain import preflight
 from spectrain.attention import context
 from spectrain.bundle import REPORT_FILE, Belonging, Trained, save_drafter
 from spectrain.config import Recipe
@@ -32,22 +33,23 @@ from spectrain.drafters.ranks import RANKS_FILE, measure_ranks
 from spectrain.errors import SpectrainError
 from spectrain.evaluation.acceptance import AcceptanceConfig
 from spectrain.evaluation.bundles import evaluate_bundle
-from spectrain.files import atomic_folder, holds, write_json
+from spectrain.files import atomic_folder, holds, json_digest, write_json
 from spectrain.foresight import few_heldout, few_steps, other_sampler
-from spectrain.identity import first_difference
 from spectrain.interop import WEIGHTS_FILE
 from spectrain.manifest import read_manifest
 from spectrain.on_policy import training_prompts
 from spectrain.places import check_writable
-from spectrain.preflight import check_context, check_recipe
 from spectrain.regenerate import regenerate
 from spectrain.reload import check_reload
+from spectrain.run_record import check_same_run
+from spectrain.schedule import Curriculum
 from spectrain.target import Target, load_target
 from spectrain.traffic import Traffic, check_traffic, offering_to_drop, read_traffic, usable
 from spectrain.training import Trainer
 from spectrain.warm_start import find_start, warm_start
 
 RANKED_TOKENS = 2000  # answer tokens that the ranks of a bundle are measured on
+RowCheck = Callable[[Sequence[EncodedRow], dict[str, Any]], None]
 
 
 @dataclass(frozen=True)
@@ -102,6 +104,14 @@ class Run:
         for text in notes:
             self.say(f"note: {text}")
 
+    def run(self) -> Path:
+        """Everything; the path of ``acceptance.json``. What evaluating would stop for is told before training."""
+        preflight.check_training(self.recipe)
+        with offering_to_drop():
+            preflight.check_measurable(self.target, self.conversations()[1], self.recipe.evaluation)
+        self.train()
+        return self.evaluate()
+
     # --- prepare ----------------------------------------------------------------------------------------------
 
     def conversations(self) -> tuple[list[Conversation], list[Conversation]]:
@@ -111,7 +121,7 @@ class Run:
 
     @cached_property
     def _traffic(self) -> Traffic:
-        check_recipe(self.recipe)
+        preflight.check_recipe(self.recipe)
         data, drop_bad = self.recipe.data, self.recipe.data.bad_rows == "drop"
         traffic = read_traffic(data, drop_bad=drop_bad, answers=self.recipe.regenerate is None)
         self.say(str(check_traffic(data, traffic)))
@@ -121,15 +131,18 @@ class Run:
         self.note([*few_heldout(self.recipe, traffic.train, traffic.heldout), *other_sampler(self.recipe)])
         return traffic
 
-    def prepare(self) -> Prepared:
-        """Split, let the target answer, encode, and extract features. The main process works, then the others read."""
-        with processes().main_process_first(), offering_to_drop():
-            return self._prepare()
+    def prepare(self, check: RowCheck = lambda rows, key: None) -> Prepared:
+        """Split, let the target answer, encode, and extract features. The main process works, then the others read.
 
-    def _prepare(self) -> Prepared:
+        ``check`` sees the training rows and their features' key before any are extracted, and may refuse them.
+        """
+        with processes().main_process_first(), offering_to_drop():
+            return self._prepare(check)
+
+    def _prepare(self, check: RowCheck) -> Prepared:
         sides = dict(zip(("train", "heldout"), self.conversations(), strict=True))  # before the target is loaded
         data, taps = self.recipe.data, self.recipe.drafter.taps(self.target)
-        check_context(self.recipe, self.target)
+        preflight.check_context(self.recipe, self.target)
         asked = conversations_digest(sides["heldout"]) if self.recipe.regenerate else None
         if self.recipe.regenerate is not None:
             for side, chats in sides.items():
@@ -152,7 +165,9 @@ class Run:
             self.say(f"{side}: {len(rows[side])} rows, {tokens}; dropped: {dropped}")
             if dropped.listing():
                 self.say(dropped.listing())
-        _check_same_rows(self.prepared / "data" / "counts.json", counts)
+        preflight.check_same_rows(self.prepared / "data" / "counts.json", counts)
+        if data.features == "stored":  # of live ones nothing is extracted before the trainer looks at them
+            check(rows["train"], keys["train"])
         stores = {side: self._features(side, rows[side], keys[side]) for side in sides}
         write_json(self.prepared / "data" / "counts.json", counts)
         return Prepared(**sides, train_rows=rows["train"], heldout_rows=rows["heldout"], train_store=stores["train"],
@@ -174,17 +189,24 @@ class Run:
 
     def train(self) -> Path:
         """Train the drafter and leave its bundle; a finished run is not repeated, an interrupted one goes on."""
-        if not self.recipe.drafter.trainable:
-            family = self.recipe.drafter.type
-            raise SpectrainError(f"drafter type {family!r} has nothing to train; measure it as one of the baselines")
+        preflight.check_training(self.recipe)
         self.conversations()  # what is wrong with them is told before the target is loaded
-        _check_device(self.target.device, processes().device)
+        preflight.check_device(self.target.device, processes().device)
         start = self._start()  # before hours of preparation
-        prepared = self.prepare()
+        origin = None if start is None else self._origin(start)
+        record, folder = preflight.record_of(self.recipe, origin), preflight.training_folder(self.recipe)
+        check_same_run(folder, record)
+
+        def check(rows: Sequence[EncodedRow], key: dict[str, Any]) -> None:
+            Curriculum([len(row.ids) for row in rows], self.recipe.training, processes().num_processes).total_steps()
+            check_same_run(folder, {**record, "features": json_digest(key)}, ("prompts",))
+
+        prepared = self.prepare(check)
         counts_V = answer_counts(prepared.train_rows, self.target.vocab_size)
         torch.manual_seed(self.recipe.training.seed)
         drafter = family_of(self.recipe.drafter).build(self.recipe.drafter, self.target, counts_V)
-        origin = None if start is None else self._warm_start(drafter, start)
+        if start is not None:
+            self._warm_start(drafter, start)
         recipe = self.recipe.model_dump(mode="json")
         sampler = asdict(self.recipe.regenerate.sampler) if self.recipe.regenerate else {}
 
@@ -193,7 +215,7 @@ class Run:
 
         trainer = Trainer(drafter, self.target.head, prepared.train_store, prepared.heldout_store,
                           loss=self.recipe.loss, optim=self.recipe.optim, config=self.recipe.training,
-                          folder=self.folder / "training", save_bundle=save, settings=recipe, origin=origin,
+                          folder=folder, save_bundle=save, settings=recipe, origin=origin,
                           prompts=training_prompts(self.recipe.training.on_policy, self.target, prepared.train,
                                                    self.recipe.data.max_length))  # fmt: skip
         self.note(few_steps(self.recipe, trainer.total_steps))
@@ -234,14 +256,18 @@ class Run:
         with processes().main_process_first():
             return find_start(config.bundle, config.revision, self.recipe.drafter.type, self.target)
 
-    def _warm_start(self, drafter: TrainableDrafter, folder: Path) -> dict[str, Any]:
-        """Give a new drafter the weights of the bundle in ``folder``; what identifies them.
+    def _origin(self, start: Path) -> dict[str, Any]:
+        """What identifies the weights of the bundle in ``start``, and how they are taken."""
+        remap = self.recipe.warm_start is not None and self.recipe.warm_start.remap
+        return {"weights": read_manifest(start).files[WEIGHTS_FILE], "remap": remap}
+
+    def _warm_start(self, drafter: TrainableDrafter, folder: Path) -> None:
+        """Give a new drafter the weights of the bundle in ``folder``.
 
         A run that goes on from its checkpoint does this too, and then the checkpoint's weights replace these.
         """
         remap = self.recipe.warm_start is not None and self.recipe.warm_start.remap
         self.note(warm_start(drafter, folder, self.target, remap=remap))
-        return {"weights": read_manifest(folder).files[WEIGHTS_FILE], "remap": remap}
 
     # --- evaluate ---------------------------------------------------------------------------------------------
 
@@ -264,26 +290,3 @@ class Run:
 def _top(key: dict[str, Any]) -> list[str]:
     """What a store's folder adds to its name where it also holds the likeliest tokens."""
     return [] if key["teacher_top_k"] is None else [f"top{key['teacher_top_k']}"]
-
-
-def _check_device(target: torch.device, training: torch.device) -> None:
-    """A drafter in training borrows the target's embedding and head, so they have to lie where it does."""
-    if (target.type, target.index or 0) != (training.type, training.index or 0):
-        raise SpectrainError(
-            f"target.device is {target}, but training runs on {training}; leave target.device out, or start training "
-            "there (CUDA_VISIBLE_DEVICES=1, ACCELERATE_USE_CPU=true)"
-        )
-
-
-def _check_same_rows(path: Path, counts: dict[str, dict[str, Any]]) -> None:
-    """Whoever shares prepared answers and features trains on the same rows."""
-    found = json.loads(path.read_text(encoding="utf-8")) if path.exists() else counts
-    for side, counted in counts.items():
-        # Two recipes may reach the same files by different paths.
-        theirs, ours = ({k: v for k, v in one.items() if k != "dropped_at"} for one in (found[side], counted))
-        if theirs != ours:
-            raise SpectrainError(
-                f"{path.parent.parent} was prepared from other rows, its own against these: {side}."
-                f"{first_difference(theirs, ours)}; give this recipe the same data, or choose another prepared "
-                "folder or output"
-            )

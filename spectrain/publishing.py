@@ -40,10 +40,12 @@ def publish(arguments: Sequence[str], name: str = "spectrain publish") -> None:
     option(parser, "--dry-run", "the files and the card; nothing is sent")
     option(parser, "--json", "the files, the card and where they are")
     options = parser.parse_args(arguments)
-    from spectrain.hub import gather, send
+    request = _request(options)
+    from spectrain.hub.contents import gather  # seconds, as what sends
+    from spectrain.hub.remote import send
 
     with telling(options.json) as tell:
-        publication = gather(_request(options))
+        publication = gather(request)
         document = {"repo": options.repo, "files": publication.sizes, "notes": list(publication.notes)}
         for note in publication.notes:
             print(f"note: {note}")
@@ -63,7 +65,7 @@ def publish(arguments: Sequence[str], name: str = "spectrain publish") -> None:
 
 
 def _request(options: argparse.Namespace) -> Any:
-    from spectrain.hub import Request
+    from spectrain.hub.request import Request, check_request
 
     bundle = Path(options.bundle)
     if not bundle.is_dir():
@@ -74,7 +76,7 @@ def _request(options: argparse.Namespace) -> Any:
         "license_link": options.license_link,
         "datasets": options.dataset,
     }
-    return Request(
+    request = Request(
         bundle=bundle,
         repo=options.repo,
         metadata={key: value for key, value in given.items() if value is not None},
@@ -84,3 +86,5 @@ def _request(options: argparse.Namespace) -> Any:
         notes=Path(options.notes) if options.notes else None,
         traffic=tuple(options.traffic),
     )
+    check_request(request)  # before libraries are loaded
+    return request

@@ -8,10 +8,12 @@ from pathlib import Path
 from typing import Any
 
 from spectrain.errors import SpectrainError
-from spectrain.evaluation.own_report import own_report, report_path
+from spectrain.evaluation.own_report import own_report
 from spectrain.interop import Served, format_of_config, read_config, vllm_command
 from spectrain.interop.layouts import layouts_of
-from spectrain.manifest import Manifest, read_manifest, target_of
+from spectrain.manifest import Manifest, read_manifest, report_file, target_of
+
+INSTEAD = ", or --k"  # of a report
 
 
 class LeaveOffError(SpectrainError):
@@ -72,8 +74,8 @@ def _family(manifest: Manifest) -> str:
 
 def _recommended(bundle: Path, manifest: Manifest, report: Path | None) -> tuple[int, str]:
     """k of the report's first sampler, for the bundle's own drafter, and the reason in words."""
-    path, family = report_path(bundle, report), _family(manifest)
-    block = own_report(bundle, manifest, report, ", or --k")["samplers"][0]
+    path, family = report_file(bundle, report, INSTEAD), _family(manifest)
+    block = own_report(bundle, manifest, report, INSTEAD)["samplers"][0]
     overall, own = block["verdict"]["overall"], block["verdict"]["by_drafter"].get(family)
     if own is None:
         raise SpectrainError(f"{path} did not measure {family}; evaluate the bundle, or give --k")

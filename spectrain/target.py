@@ -29,7 +29,7 @@ from spectrain.heads import OutputHead
 from spectrain.identity import TargetIdentity, check_rows, target_identity, tokenizer_size
 from spectrain.shapes import Layout
 from spectrain.taps import check_taps
-from spectrain.weights import floating_dtype, resolve_model
+from spectrain.weights import floating_dtype, loading, resolve_model, stored_bytes
 
 
 @dataclass(frozen=True)
@@ -267,15 +267,16 @@ def load_target(name: str, *, revision: str | None = None, dtype: str = "float32
         capped = getattr(config, "attn_logit_softcapping", None)
         model: Any
         loaded: dict[str, Any]
-        model, loaded = AutoModelForCausalLM.from_pretrained(  # type: ignore[misc]
-            folder,
-            dtype=kind,
-            attn_implementation=attention or ("eager" if capped else None),
-            use_safetensors=True,
-            trust_remote_code=False,
-            output_loading_info=True,
-            device_map=device_map,
-        )
+        with loading(stored_bytes(folder)):
+            model, loaded = AutoModelForCausalLM.from_pretrained(  # type: ignore[misc]
+                folder,
+                dtype=kind,
+                attn_implementation=attention or ("eager" if capped else None),
+                use_safetensors=True,
+                trust_remote_code=False,
+                output_loading_info=True,
+                device_map=device_map,
+            )
     except Exception as error:  # each library that reads a part of the folder raises its own kinds
         raise SpectrainError(f"target {name!r} does not load: {type(error).__name__}: {error}") from error
     for fault in ("missing_keys", "mismatched_keys"):

@@ -9,7 +9,7 @@ from typing import Any
 
 from spectrain.config import DataConfig, Recipe
 from spectrain.data.conversations import Conversation, load_conversations, render_prompt
-from spectrain.data.dropped import Dropped, RowError, leaving_out
+from spectrain.data.dropped import BadRowsError, Dropped, RowError, leaving_out
 from spectrain.data.split import LeakReport, check_leaks, split_conversations, without_duplicates
 from spectrain.errors import SpectrainError
 
@@ -42,7 +42,7 @@ def offering_to_drop(how: str = "data.bad_rows=drop") -> Iterator[None]:
     try:
         yield
     except RowError as error:
-        raise SpectrainError(f"{error} (or leave such rows out, counted: {how})") from error
+        raise BadRowsError(error, how) from error
 
 
 def read_traffic(data: DataConfig, *, drop_bad: bool, answers: bool) -> Traffic:

@@ -38,6 +38,7 @@ from spectrain.heads import OutputHead
 from spectrain.losses import depth_weights, supervised
 from spectrain.on_policy import OnPolicy, Prompts
 from spectrain.optimizer import build_optimizer
+from spectrain.run_record import run_record
 from spectrain.schedule import Curriculum, OptimConfig, Step, TrainingConfig, check_supervised
 from spectrain.selection import Selection
 from spectrain.target import FeatureBatch
@@ -88,21 +89,10 @@ class Trainer:
         return self.accelerator.unwrap_model(self.module).drafter
 
     def _run(self) -> dict[str, Any]:
-        """What the numbers of this run depend on: only a run with the same goes on from its checkpoints."""
-        ours = {"epochs", "micro_batch_tokens", "precision", "seed", "on_policy"}
-        ours |= {"steps"} if self.config.steps is not None else set()  # runs of before it could be set go on
         live = {} if self.on_policy is None else {"prompts": json_digest(self.on_policy.prompts)}
-        return {
-            "drafter": self.drafter.config.model_dump(mode="json"),
-            "loss": self.loss.model_dump(mode="json"),
-            # A setting that came later is told where it is not what every run had before.
-            "optim": self.optim.model_dump(mode="json", exclude={"name"} if self.optim.name == "adamw" else None),
-            "training": self.config.model_dump(mode="json", include=ours),
-            "micro_batches_per_step": self.config.accumulation * self.accelerator.num_processes,
-            "features": json_digest(self.train_rows.key),
-            **live,
-            **({} if self.origin is None else {"warm_start": self.origin}),
-        }
+        record = run_record(self.drafter.config, self.loss, self.optim, self.config, self.accelerator.num_processes,
+                            self.origin)  # fmt: skip
+        return {**record, "features": json_digest(self.train_rows.key), **live}
 
     def _on_policy(self, prompts: Prompts | None) -> OnPolicy | None:
         config = self.config.on_policy

@@ -3,19 +3,26 @@ loaded."""
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import mmap
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import torch
 from huggingface_hub import snapshot_download
 
 from spectrain.errors import SpectrainError
+from spectrain.fetching import refused
 from spectrain.files import json_digest
 
+if TYPE_CHECKING:
+    import torch
+
+OWN_TARGET = "target"
+"""Folder of a bundle that holds the target, where that was trained together with the drafter."""
+SHOWN = 2**30  # bytes from which loading takes seconds
 MODEL_FILES = ["*.safetensors", "*.safetensors.index.json", "*.json", "*.jinja", "*.model", "*.txt", "*.tiktoken"]
 
 
@@ -37,13 +44,35 @@ def resolve_model(
     except Exception as error:  # the Hub client raises many kinds; the user needs one sentence
         raise SpectrainError(
             f"{what} {name!r} is neither a folder here nor could it be fetched from the Hub "
-            f"(revision {revision or 'main'}): {type(error).__name__}: {error}"
+            f"(revision {revision or 'main'}): {refused(error, name, revision)}"
         ) from error
     return folder, folder.name
 
 
+@contextlib.contextmanager
+def loading(size: int) -> Iterator[None]:
+    """transformers' bar of the weights it loads only where there is something to wait for, by their bytes."""
+    from transformers.utils import logging  # seconds, as torch below
+
+    hidden = size < SHOWN and logging.is_progress_bar_enabled()
+    if hidden:
+        logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if hidden:
+            logging.enable_progress_bar()
+
+
+def stored_bytes(folder: Path) -> int:
+    """Of the weights in a folder."""
+    return sum(path.stat().st_size for path in folder.glob("*.safetensors"))
+
+
 def floating_dtype(name: str) -> torch.dtype:
     """A floating torch dtype by its name, with or without ``torch.``."""
+    import torch  # seconds, which whoever only reads a manifest does without
+
     name = str(name).removeprefix("torch.")
     kind = getattr(torch, name, None)
     if not isinstance(kind, torch.dtype) or not kind.is_floating_point:

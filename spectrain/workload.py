@@ -15,7 +15,7 @@ from spectrain.config import Recipe
 from spectrain.data.conversations import Conversation, encode_all, render_prompt
 from spectrain.data.template_variables import choose_template_kwargs
 from spectrain.errors import SpectrainError
-from spectrain.traffic import Traffic, read_traffic, usable
+from spectrain.traffic import Traffic, offering_to_drop, read_traffic, usable
 
 COUNTS_FILE = "counts.json"  # of a prepared run
 ROW_TOKENS = 1024
@@ -98,7 +98,8 @@ def _counted(recipe: Recipe) -> Workload:
             f"the tokens of the traffic cannot be counted: {what}; say how many there are with --tokens N and which "
             "share are answers with --answer-share, for instance --tokens 50000000 --answer-share 0.5"
         )
-    counted = [_lengths(recipe, chats, tokenizer) for chats in usable_traffic(recipe, tokenizer).sides.values()]
+    with offering_to_drop():
+        counted = [_lengths(recipe, chats, tokenizer) for chats in usable_traffic(recipe, tokenizer).sides.values()]
     train, heldout = (Side(len(rows), sum(t for t, _ in rows), sum(a for _, a in rows)) for rows in counted)
     answers = "its answers as long as regenerate.max_new_tokens allows" if recipe.regenerate else "with their answers"
     known = tuple(tokens for tokens, _ in counted[0]) if recipe.regenerate is None else None
@@ -113,6 +114,13 @@ def local_tokenizer(recipe: Recipe) -> Any | None:
     tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
     choose_template_kwargs(tokenizer, recipe.data.chat_template_kwargs)
     return tokenizer
+
+
+def bad_rows(recipe: Recipe) -> str:
+    """Where the rows lie that preparing would leave out if it may: reasons and places, on one line."""
+    data = recipe.data.model_copy(update={"bad_rows": "drop"})
+    dropped = usable_traffic(recipe.model_copy(update={"data": data}), local_tokenizer(recipe)).dropped
+    return "; ".join(line.strip() for side in dropped.values() for line in side.listing().splitlines())
 
 
 def usable_traffic(recipe: Recipe, tokenizer: Any) -> Traffic:

@@ -232,7 +232,8 @@ def test_several_processes_are_refused(prepared, tmp_path, monkeypatch):
     assert "one process" in refusal(run_ablation, asked(prepared, tmp_path / "out", GOOD))
 
 
-def test_a_run_begun_with_other_settings_is_refused(prepared, finished):
+def test_a_run_begun_with_other_settings_is_refused_before_anything_is_prepared(prepared, finished, monkeypatch):
+    monkeypatch.setattr(Run, "prepare", lambda *_: pytest.fail("the rows were prepared"))
     other = Variant("good", ("optim.lr=2e-2",))
     message = refusal(run_ablation, asked(prepared, finished, other))
     assert "optim.lr: 0.01 against 0.02" in message

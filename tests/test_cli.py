@@ -7,6 +7,7 @@ import re
 import shutil
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -432,6 +433,21 @@ def test_what_no_tree_can_be_found_on_is_named(tree, fails, finished_run):
     assert "--temperature: expected numbers" in fails(measuring_commands.tree, *tree("--temperature", "warm"))
 
 
+def test_bad_rows_are_dropped_wherever_chats_are_read(fails, tree, exact, finished_run, tmp_path, capsys):
+    """With one flag, counted and told by file and line."""
+    path = tmp_path / "chats.jsonl"
+    exact = partial(exact, conversations=5)
+    for command, options, chats, bad in (
+        (measuring_commands.tree, tree, "run/data/train.jsonl", "{broken"),
+        (measuring_commands.exactness, exact, "heldout.jsonl", json.dumps({"id": "long", "prompt": "x" * 300})),
+    ):
+        path.write_text(f"{bad}\n{(finished_run / chats).read_text()}")
+        asked = options(traffic=path)
+        assert fails(command, *asked).endswith("(or leave such rows out, counted: --bad-rows drop)")
+        assert cli.guarded(command, [*map(str, asked), "--bad-rows", "drop"], "x") == 0
+        assert f": {path}:1" in capsys.readouterr().out
+
+
 def test_a_measured_tree_needs_ranks_and_a_bundle(fails, evaluate, exact, bundle, tmp_path):
     (bundle / "ranks.json").unlink()
     message = fails(cli.evaluate, *evaluate(tree="measured:4"))
@@ -451,7 +467,7 @@ def test_an_evaluation_begun_with_other_settings_is_named(fails, evaluate, tmp_p
     assert [block["name"] for block in document["samplers"]] == ["greedy (T=0)", "T=1"]
     before = {path: path.read_bytes() for path in (tmp_path / "out").rglob("*") if path.is_file()}
     found = fails(cli.evaluate, *evaluate(temperature="0,1", k=2))
-    assert "config.k[0]: 1 against 2" in found
+    assert "--k, in a recipe evaluation.k[0]: 1 against 2" in found
     assert str(tmp_path / "out" / "evaluation") in found
     assert {path: path.read_bytes() for path in (tmp_path / "out").rglob("*") if path.is_file()} == before
 
@@ -768,3 +784,45 @@ def test_a_mistake_in_a_script_is_exit_code_2(recipe, tmp_path):
     assert done.returncode == 2
     assert done.stderr == f"error: {recipe}: unknown key 'optim.lrr'; did you mean 'optim.lr'?\n"
     assert not (tmp_path / "run").exists()
+
+
+# --- a run's folder in place of its bundle ------------------------------------------------------------------------
+
+MISTAKEN = {
+    "evaluate": "{run} --traffic x.jsonl --output {out}",
+    "compare": "{run} {bundle} --traffic x.jsonl --output {out}",
+    "tree": "{run} --traffic x.jsonl",
+    "exactness": "--bundle {run} --traffic x.jsonl",
+    "export": "{run} sglang-eagle3 {out}",
+    "publish": "{run} org/name --license mit",
+    "serve-command": "{run}",
+    "check": "{run} {bundle}",
+    "doctor": "{run}",
+}
+
+
+@pytest.mark.parametrize("name", MISTAKEN)
+def test_the_folder_around_a_bundle_is_told_from_it(fails, finished_run, tmp_path, name):
+    run = finished_run / "run"
+    line = MISTAKEN[name].format(run=run, bundle=run / "bundle", out=tmp_path / "out")
+    assert f"did you mean {run / 'bundle'}" in fails(cli.COMMANDS[name], *line.split())
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ("serve-command {run}", "is no bundle"),
+        ("serve-command {bundle}", "nobody has measured yet whether it pays"),
+        ("serve-command {bundle} --report {bundle}/config.json", "schema is None"),
+        ("publish {bundle} drafter", "has no owner"),
+    ],
+)
+def test_cheap_refusals_come_before_anything_heavy_is_imported(bundle, tmp_path, line, said):
+    """They took as long as loading torch."""
+    (bundle / "acceptance.json").unlink()
+    done = python("-X", "importtime", "-m", "spectrain", *line.format(run=tmp_path, bundle=bundle).split())
+    assert done.returncode == 2
+    assert said in done.stderr
+    imported = {line.rpartition("|")[2].strip() for line in done.stderr.splitlines()}
+    assert not {"torch", "transformers", "numpy"} & imported

@@ -230,6 +230,24 @@ def test_a_recipe_is_held_against_the_machine(doctor, make_recipe, tmp_path):
     assert not (tmp_path / "run").exists()
 
 
+def test_chats_that_cannot_be_used_are_a_fault_of_theirs(doctor, make_recipe, tmp_path):
+    """It was one of the estimate, with a remedy that is none: how many tokens there are."""
+    recipe, robot = make_recipe(tmp_path), json.dumps({"messages": [{"role": "robot", "content": "x"}]})
+    with (tmp_path / "train.jsonl").open("a", encoding="utf-8") as file:
+        file.write(f"{{\n{robot}\n[1]\n")
+    code, found = doctor(recipe)
+    assert (code, found["chats"]["level"]) == (1, "fault")
+    path = tmp_path / "train.jsonl"
+    told = (f"not valid JSON: {path}:9", f"with an unknown role: {path}:10", f"not a conversation: {path}:11")
+    assert all(part in found["chats"]["found"] for part in told)
+    assert found["chats"]["mend"] == "data.bad_rows=drop, or mend these rows"
+    assert "estimate" not in found
+    assert doctor(recipe, "data.bad_rows=drop")[0] == 0
+    path.unlink()
+    code, found = doctor(recipe)
+    assert (code, found["chats"]["found"].split(";")[0]) == (1, f"data.train: {path}: no such file")
+
+
 @pytest.mark.parametrize("broken", ["/no/such/folder", "empty"])
 def test_a_target_that_cannot_be_read_is_a_fault(doctor, make_recipe, tmp_path, broken, monkeypatch):
     (tmp_path / "empty").mkdir()

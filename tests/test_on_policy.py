@@ -318,7 +318,7 @@ def test_missing_rows_are_an_error_and_other_settings_another_run(lab, tmp_path)
             lab.trainer(tmp_path, on_policy={**REFRESH, **change}).run()
     AcceleratorState._reset_state(True)
     fewer = Prompts(lab.target, dict(list(lab.prompts.items())[:-1]), 64)
-    with pytest.raises(SpectrainError, match=r"prompts: .* against"):
+    with pytest.raises(SpectrainError, match=r"chats that on-policy rows begin with \(data\.train\): .* against"):
         lab.trainer(tmp_path, on_policy=REFRESH, prompts=fewer).run()
     AcceleratorState._reset_state(True)
     (tmp_path / "on_policy" / "step-000005.json").unlink()

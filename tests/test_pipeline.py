@@ -13,7 +13,7 @@ from families import TRAINABLE, named
 from safetensors.torch import load_file, save_file
 
 from spectrain import bundle as bundles
-from spectrain import checkpoints, cli, config, interop, pipeline
+from spectrain import checkpoints, cli, config, interop, pipeline, preflight
 from spectrain.bundle import Belonging, load_drafter, read_bundle, save_drafter
 from spectrain.config import load_recipe
 from spectrain.data import features
@@ -287,9 +287,9 @@ def test_a_bundle_that_cannot_be_put_in_place_leaves_the_old_one(again, monkeypa
 @pytest.mark.parametrize(
     ("overrides", "named"),
     [
-        (["regenerate.max_new_tokens=11"], "config.max_new_tokens: 12 against 11"),
-        (["regenerate.sampler.temperature=0"], "sampler.temperature: 1.0 against 0.0"),
-        (["data.feature_dtype=float32"], "store_dtype"),
+        (["regenerate.max_new_tokens=11"], " regenerate.max_new_tokens: 12 against 11"),
+        (["regenerate.sampler.temperature=0"], " regenerate.sampler.temperature: 1.0 against 0.0"),
+        (["data.feature_dtype=float32"], "data.feature_dtype, "),
         ([f"data.max_length={LONGEST - 1}"], "prepared from other rows"),
         (["training.epochs=3"], "training.epochs: 2 against 3"),
         (["optim.lr=1e-3"], "optim.lr: 5e-05 against 0.001"),
@@ -304,12 +304,63 @@ def test_an_output_begun_with_other_settings_is_refused(again, tmp_path, overrid
 
 
 @pytest.mark.parametrize(
-    "override", ["evaluation.k=[3]", "baselines=[]", "baselines=[{type: ngram, longest: 2}]", "evaluation.seed=1"]
+    ("overrides", "named"),
+    [
+        (["drafter.tap_layers=[1,2,3]"], "drafter.tap_layers: None against [1, 2, 3]; choose another output"),
+        (["training.accumulation=2"], "training.accumulation times the processes: 1 against 2"),
+        (["training.tracker=wandb"], "training.tracker: wandb is not installed"),
+        (["optim.name=adamw_8bit"], "optim.name: None against 'adamw_8bit'"),
+    ],
 )
-def test_a_measurement_begun_with_other_settings_is_refused(again, tmp_path, override):
+def test_a_run_that_cannot_go_on_is_refused_before_the_target_is_loaded(again, tmp_path, monkeypatch, overrides, named):
+    """It was told when all features had been extracted anew."""
+    monkeypatch.setattr(pipeline, "load_target", lambda *_, **__: pytest.fail("the target's weights were loaded"))
+    monkeypatch.setattr(preflight, "get_available_trackers", list)
+    before = files(tmp_path / "run")
+    assert named in refusal(fresh(again, *overrides).train)
+    assert named in refusal(fresh(again, *overrides).run)
+    assert files(tmp_path / "run") == before
+
+
+@pytest.mark.parametrize(
+    ("override", "named"),
+    [
+        ("data.teacher_top_k=4", "another run, its settings against these: what is trained on (data.train"),
+        (f"training.micro_batch_tokens={LONGEST - 1}", f"a micro-batch holds {LONGEST - 1}"),
+    ],
+)
+def test_rows_that_cannot_be_trained_on_are_refused_before_their_features_are_extracted(
+    finished_run, recipe, tmp_path, counter, override, named
+):
+    shutil.copytree(finished_run / "run" / "data", tmp_path / "run" / "data")
+    if "teacher" in override:
+        shutil.copytree(finished_run / "run" / "training", tmp_path / "run" / "training")
+    assert named in refusal(fresh(recipe, override).train)
+    assert (counter.calls["extract"], (tmp_path / "run" / "features").exists()) == (0, False)
+
+
+def test_what_evaluating_would_stop_for_is_told_before_training(recipe, tmp_path, counter):
+    with (tmp_path / "heldout.jsonl").open("a") as file:
+        file.write(json.dumps({"id": "held", "kind": "sum/odd", "prompt": "9 " * 300, "completion": "hello"}) + "\n")
+    message = refusal(fresh(recipe).run)
+    assert "conversation 'held'" in message
+    assert "data.bad_rows=drop" in message
+    assert counter.calls == dict.fromkeys(WORK, 0)
+
+
+@pytest.mark.parametrize(
+    ("override", "named"),
+    [
+        ("evaluation.k=[3]", "--k, in a recipe evaluation.k"),
+        ("baselines=[]", "--baselines, in a recipe baselines"),
+        ("baselines=[{type: ngram, longest: 2}]", "--baselines, in a recipe baselines["),
+        ("evaluation.seed=1", "--seed, in a recipe evaluation.seed: 0 against 1"),
+    ],
+)
+def test_a_measurement_begun_with_other_settings_is_refused(again, tmp_path, override, named):
     before = files(tmp_path / "run")
     message = refusal(fresh(again, override).evaluate)
-    assert "measured with other settings" in message
+    assert f"measured with other settings, its own against these: {named}" in message
     assert files(tmp_path / "run") == before
 
 
@@ -488,8 +539,8 @@ def test_recipes_share_answers_and_features(recipe, finished_run, counter, tmp_p
     ("override", "named"),
     [
         (f"data.max_length={LONGEST - 1}", "prepared from other rows, its own against these: train.rows: 8 against"),
-        ("regenerate.seed=1", "config.seed: 0 against 1"),
-        ("data.feature_dtype=float32", "store_dtype"),
+        ("regenerate.seed=1", " regenerate.seed: 0 against 1"),
+        ("data.feature_dtype=float32", "data.feature_dtype = "),
     ],
 )
 def test_sharing_with_other_rows_is_refused(recipe, tmp_path, override, named):
@@ -624,7 +675,7 @@ def test_the_weights_it_started_from_are_part_of_a_run(recipe, finished_run, cha
     warmed(recipe, tmp_path, finished_run / "run" / "bundle").train()
     assert "belongs to another run" in refusal(fresh(recipe, f"output={tmp_path / 'warm'}").train)
     saved(chat_target, load_recipe(recipe).drafter, tmp_path / "other")
-    assert "warm_start.weights" in refusal(warmed(recipe, tmp_path, tmp_path / "other").train)
+    assert "the weights of warm_start.bundle: " in refusal(warmed(recipe, tmp_path, tmp_path / "other").train)
     same = shutil.copytree(finished_run / "run" / "bundle", tmp_path / "moved")
     warmed(recipe, tmp_path, same).train()  # where it lies is not
 
@@ -780,7 +831,7 @@ def test_a_live_run_stores_nothing_and_trains_the_drafter_of_a_stored_one(recipe
     counts = json.loads((tmp_path / "shared" / "data" / "counts.json").read_text())
     assert counts["train"]["rows"] == 8
     refused = refusal(fresh(recipe, *full, shared, f"output={tmp_path / 'stored'}", LIVE).train)
-    assert "features: " in refused
+    assert "what is trained on (data.train, data.max_length, data.features, " in refused
 
 
 def test_an_interrupted_live_run_gives_the_same_drafter(recipe, counter, tmp_path):
@@ -802,11 +853,11 @@ def test_preparation_says_bytes_and_speed(recipe, capsys):
 
 
 def test_a_target_elsewhere_than_training_is_refused():
-    pipeline._check_device(torch.device("cuda"), torch.device("cuda", 0))
+    preflight.check_device(torch.device("cuda"), torch.device("cuda", 0))
     with pytest.raises(
         SpectrainError, match=r"target\.device is cuda:1, but training runs on cuda:0.*CUDA_VISIBLE_DEV"
     ):
-        pipeline._check_device(torch.device("cuda", 1), torch.device("cuda", 0))
+        preflight.check_device(torch.device("cuda", 1), torch.device("cuda", 0))
 
 
 def test_a_spread_target_is_for_one_process(recipe, monkeypatch):

@@ -167,12 +167,12 @@ def test_a_finished_file_is_not_touched(answer, monkeypatch):
     [
         (
             {"config": CONFIG.model_copy(update={"sampler": Sampler(0.5)})},
-            "sampler.temperature: 1.0 against 0.5",
+            " regenerate.sampler.temperature: 1.0 against 0.5",
         ),
-        ({"config": CONFIG.model_copy(update={"max_new_tokens": 9})}, "config.max_new_tokens: 10 against 9"),
-        ({"config": CONFIG.model_copy(update={"seed": 1})}, "config.seed: 3 against 1"),
-        ({"conversations": chats()[:-1]}, "prompts"),
-        ({"weights": "x" * 64}, "model"),
+        ({"config": CONFIG.model_copy(update={"max_new_tokens": 9})}, "regenerate.max_new_tokens: 10 against 9"),
+        ({"config": CONFIG.model_copy(update={"seed": 1})}, "regenerate.seed: 3 against 1"),
+        ({"conversations": chats()[:-1]}, "the chats (data.train, "),
+        ({"weights": "x" * 64}, "the target's weights (target.name, "),
     ],
     ids=["sampler", "length", "seed", "prompts", "model"],
 )
@@ -195,9 +195,9 @@ def test_another_template_or_eos_is_refused(answer, chat_target, monkeypatch):
     answer()
     with monkeypatch.context() as context:
         context.setattr(chat_target.tokenizer, "chat_template", chat_target.tokenizer.chat_template + " ")
-        assert "prompt_ids" in refusal(answer)
+        assert "as the target's chat template renders them" in refusal(answer)
     monkeypatch.setattr(chat_target.model.generation_config, "eos_token_id", 5)
-    assert "eos_ids" in refusal(answer)
+    assert "the ids that end an answer" in refusal(answer)
 
 
 def test_a_prompt_without_room_is_named_before_anything_is_written(answer, tmp_path):

@@ -11,6 +11,7 @@ from paths import paths_of
 from safetensors.torch import load_file, save_file
 from transformers import CONFIG_MAPPING, AutoModelForCausalLM
 
+from spectrain import weights
 from spectrain.drafters.eagle3 import Eagle3Config
 from spectrain.errors import SpectrainError
 from spectrain.shapes import Layout
@@ -416,3 +417,11 @@ def test_what_is_borrowed_of_a_spread_target_lies_in_one_place(tiny_target):
     target.tap((2, 4))
     features = target.forward(torch.arange(4)[None])
     assert features.hidden_BTH.device == features.taps_BTF.device == target.device
+
+
+def test_a_bar_of_weights_is_shown_only_where_they_take_a_while(chat_folder, monkeypatch, capsys):
+    load_target(str(chat_folder))
+    assert "Loading weights" not in capsys.readouterr().err
+    monkeypatch.setattr(weights, "SHOWN", 0)
+    load_target(str(chat_folder))
+    assert "Loading weights" in capsys.readouterr().err

@@ -283,7 +283,7 @@ def test_a_finished_run_is_not_repeated(lab, tmp_path, unbroken):
     [
         ({"optim": {"lr": 2e-3}}, r"optim\.lr: 0\.001 against 0\.002"),
         ({"epochs": 4}, r"training\.epochs: 3 against 4"),
-        ({"accumulation": 2}, r"micro_batches_per_step: 1 against 2"),
+        ({"accumulation": 2}, r"training.accumulation times the processes: 1 against 2"),
         ({"depths": 3}, r"drafter\.depths: 2 against 3"),
     ],
 )
@@ -299,7 +299,7 @@ def test_a_run_with_other_settings_does_not_go_on_from_here(lab, tmp_path, chang
 def test_other_rows_do_not_go_on_from_here(lab, tmp_path):
     with pytest.raises(Killed):
         stop_at(lab.trainer(tmp_path, epochs=3), 7).run()
-    with pytest.raises(SpectrainError, match=r"features: .* against"):
+    with pytest.raises(SpectrainError, match=r"what is trained on \(data\.train, .* against"):
         lab.trainer(tmp_path, epochs=3, store=lab.store_of("reversed", lab.rows[::-1])).run()
 
 

@@ -39,6 +39,14 @@ class RowError(SpectrainError):
         self.reason = reason
 
 
+class BadRowsError(SpectrainError):
+    """One row's error, where such rows may be left out: ``how`` says by which key or flag."""
+
+    def __init__(self, error: RowError, how: str) -> None:
+        super().__init__(f"{error} (or leave such rows out, counted: {how})")
+        self.row, self.how = str(error), how
+
+
 @dataclass
 class Dropped:
     """How many rows were left out, by reason, with up to ``PLACES`` places each."""

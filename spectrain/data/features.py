@@ -26,6 +26,7 @@ from spectrain.data.feature_rows import check_lengths, padded, row_features
 from spectrain.data.shards import Digests
 from spectrain.errors import SpectrainError
 from spectrain.files import atomic_file, json_digest, json_list_digest, write_json
+from spectrain.settings import FEATURES
 from spectrain.taps import TAP_CONVENTION
 from spectrain.target import FeatureBatch, Target
 
@@ -168,7 +169,7 @@ class FeatureStore:
         for name, wanted in key.items():
             if index["key"].get(name) != wanted:
                 raise SpectrainError(
-                    f"feature store {folder} was made with {name} = {index['key'].get(name)!r}, "
+                    f"feature store {folder} was made with {FEATURES.get(name, name)} = {index['key'].get(name)!r}, "
                     f"this run has {wanted!r}; delete the folder, or choose another output"
                 )
         wrong = Digests(folder).wrong(

@@ -25,9 +25,6 @@ from spectrain.exact.sampler import Sampler
 from spectrain.shapes import Shape
 from spectrain.target import FeatureBatch, Features, Target
 
-OWN_TARGET = "target"
-"""Folder of a bundle that holds the target, where that was trained together with the drafter."""
-
 
 class DrafterConfig(BaseModel):
     """What a recipe says about a drafter; each family adds its own fields and its literal ``type``."""

@@ -26,7 +26,6 @@ from torch import Tensor, nn
 
 from spectrain.cache import last_positions
 from spectrain.drafters.base import (
-    OWN_TARGET,
     Auxiliary,
     Committed,
     DepthOutput,
@@ -43,6 +42,7 @@ from spectrain.heads import OutputHead, columns_of
 from spectrain.losses import supervised
 from spectrain.shapes import Shape
 from spectrain.target import FeatureBatch, Target
+from spectrain.weights import OWN_TARGET
 
 MOST_HEADS = MOST_LAYERS = 8
 

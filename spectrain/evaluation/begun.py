@@ -10,6 +10,7 @@ from typing import Any
 from spectrain.errors import SpectrainError
 from spectrain.files import whole_lines, write_json
 from spectrain.identity import first_difference
+from spectrain.settings import MEASURED
 
 Line = dict[str, Any]
 
@@ -29,9 +30,10 @@ def go_on(sidecar: Path, key: Mapping[str, Any], *, fresh: bool, clocked: Sequen
     found = json.loads(sidecar.read_text(encoding="utf-8")) if sidecar.exists() else {}
     if found | {name: wanted[name] for name in clocked} == wanted and (read() or found == wanted):
         return dict(found)
+    where = first_difference(found, wanted, names=MEASURED)
     raise SpectrainError(
-        f"{lines} was measured with other settings, its own against these: {first_difference(found, wanted)}; "
-        f"choose another output, or delete {remove}"
+        f"{lines} was measured with other settings, its own against these: {where}; choose another output, or delete "
+        f"{remove}"
     )
 
 

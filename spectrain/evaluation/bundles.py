@@ -241,7 +241,7 @@ def _evaluate(entrants: Mapping[str, Entrant], target: Target, conversations: Se
     targets = {name: entrant.target for name, entrant in entrants.items() if entrant.target is not target}
     entries = contenders(drafters, config.k, config.trees, config.verification, leave_out=True, measured=measured,
                          targets=targets)  # fmt: skip
-    check_load(target, entries, config)
+    check_load(target, entries, conversations, config, raw, identity)
     found = measure(target, entries, conversations, config, raw, identity, progress=progress)
     path = output / REPORT_FILE
     if not processes().is_main_process:

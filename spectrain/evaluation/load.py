@@ -74,9 +74,8 @@ def load_block(target: Target, entries: Sequence[Contender], conversations: Sequ
                progress: bool = True) -> dict[str, Any]:  # fmt: skip
     """The document's ``load``: plain decoding of the target and every contender that keeps its law, with the first
     sampler, on batches drawn from the chats that are measured. A target of a drafter's own would be another server."""
-    prompts = prompts_of(target, conversations, config.conversations, config.max_new_tokens, config.seed)
-    load = _load_of(entries, prompts, config)
-    prompt_tokens = sum(len(prompt.ids) for prompt in prompts) / len(prompts)
+    load = _load_of(target, entries, conversations, config)
+    prompt_tokens = sum(len(prompt.ids) for prompt in load.prompts) / len(load.prompts)
     lines = measure_load(target, load, folder, identity, progress=progress)
     return {
         "sampler": load.sampler.describe(),
@@ -88,14 +87,20 @@ def load_block(target: Target, entries: Sequence[Contender], conversations: Sequ
     }
 
 
-def check_load(target: Target, entries: Sequence[Contender], config: AcceptanceConfig) -> None:
+def check_load(target: Target, entries: Sequence[Contender], conversations: Sequence[Conversation],
+               config: AcceptanceConfig, folder: Path, identity: dict[str, Any]) -> None:  # fmt: skip
     """Refuse what could not be measured under load, which comes last: before anything else is measured."""
     if config.load is not None:
-        check_context(target, _load_of(entries, (), config))
+        load = _load_of(target, entries, conversations, config)
+        check_context(target, load)
+        if (folder / LOAD_FILE).exists():
+            _resume(folder, _key(target, load, identity), config.load.batch)
 
 
-def _load_of(entries: Sequence[Contender], prompts: Sequence[Prompt], config: AcceptanceConfig) -> Load:
+def _load_of(target: Target, entries: Sequence[Contender], conversations: Sequence[Conversation],
+             config: AcceptanceConfig) -> Load:  # fmt: skip
     assert config.load is not None
+    prompts = prompts_of(target, conversations, config.conversations, config.max_new_tokens, config.seed)
     lawful = [entry for entry in entries if entry.baseline == PLAIN and not entry.lossy]
     return Load(lawful, prompts, config.load, config.max_new_tokens, config.seed, config.samplers[0])
 
@@ -107,7 +112,21 @@ def measure_load(target: Target, load: Load, folder: Path, identity: dict[str, A
     ``identity`` names what is measured; a folder begun with another, or other settings, is an error.
     """
     check_context(target, load)
-    key = {
+    sizes = sorted(set(load.config.batch))
+    lines = _resume(folder, _key(target, load, identity), sizes)
+    for size in sizes:
+        if size not in lines:
+            lines[size] = measure_batch(target, load, size, progress=progress)
+            with (folder / LOAD_FILE).open("a", encoding="utf-8") as out:
+                out.write(json.dumps(lines[size]) + "\n")
+                out.flush()
+                os.fsync(out.fileno())
+    return [lines[size] for size in sizes]
+
+
+def _key(target: Target, load: Load, identity: dict[str, Any]) -> dict[str, Any]:
+    """Everything that the numbers depend on."""
+    return {
         "load": load.config.model_dump(mode="json", exclude={"batch", "request_rates"}),
         "contenders": [{**e.at(load.sampler).described(), "name": e.name} for e in load.entries],
         "prompts": json_digest([[prompt.id, prompt.ids] for prompt in load.prompts]),
@@ -118,16 +137,6 @@ def measure_load(target: Target, load: Load, folder: Path, identity: dict[str, A
         "threads": torch.get_num_threads(),
         **identity,
     }
-    sizes = sorted(set(load.config.batch))
-    lines = _resume(folder, key, sizes)
-    for size in sizes:
-        if size not in lines:
-            lines[size] = measure_batch(target, load, size, progress=progress)
-            with (folder / LOAD_FILE).open("a", encoding="utf-8") as out:
-                out.write(json.dumps(lines[size]) + "\n")
-                out.flush()
-                os.fsync(out.fileno())
-    return [lines[size] for size in sizes]
 
 
 def measure_batch(target: Target, load: Load, size: int, *, progress: bool = True) -> dict[str, Any]:

@@ -6,29 +6,17 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, get_args
 
-from spectrain.bundle import REPORT_FILE
 from spectrain.decoding.verification import Verification, is_lossy
 from spectrain.errors import SpectrainError
 from spectrain.evaluation.document import read_document
 from spectrain.evaluation.leaves import LOSSY
 from spectrain.interop import WEIGHTS_FILE
-from spectrain.manifest import Manifest
-
-
-def report_path(bundle: Path, given: Path | None) -> Path:
-    """The file of the report that was given, by itself or by its folder, or of the bundle's own."""
-    path = given or bundle
-    return path / REPORT_FILE if path.is_dir() else path
+from spectrain.manifest import Manifest, measure_again, report_file
 
 
 def own_report(bundle: Path, manifest: Manifest, given: Path | None, instead: str = "") -> dict[str, Any]:
-    """The document at ``report_path``. SpectrainError where it is another bundle's, or does not say whose; ``instead``
-    is what one may do without a report."""
-    path = report_path(bundle, given)
-    again = f"measure this one: spectrain evaluate {bundle} --traffic chats.jsonl --output DIR, and give "
-    again += f"--report DIR/{REPORT_FILE}{instead}"
-    if not path.is_file():
-        raise SpectrainError(f"{path} is not there, so nobody can tell whether {bundle} pays; {again}")
+    """The document of ``report_file``; SpectrainError also where it is another bundle's, or does not say whose."""
+    path, again = report_file(bundle, given, instead), measure_again(bundle) + instead
     document = read_document(path)
     context = document["context"]
     for what, found, ours in (

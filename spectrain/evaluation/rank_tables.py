@@ -10,6 +10,7 @@ from tqdm import tqdm
 from spectrain.attention import context
 from spectrain.data.batches import live_batch
 from spectrain.data.conversations import Conversation, EncodedRow, encode_all
+from spectrain.data.dropped import Dropped
 from spectrain.drafters import TrainableDrafter
 from spectrain.drafters.ranks import accuracy_at, measure_ranks, measured_tree
 from spectrain.drafters.tree_search import expected_accepted
@@ -21,9 +22,11 @@ RANKED_DEPTHS = 5
 
 
 def chat_ranks(target: Target, drafter: TrainableDrafter, conversations: Sequence[Conversation],
-               samplers: Sequence[Sampler], *, progress: bool = True) -> dict[str, Any]:  # fmt: skip
+               samplers: Sequence[Sampler], dropped: Dropped | None = None, *,
+               progress: bool = True) -> dict[str, Any]:  # fmt: skip
     """The ranks of a drafter (see drafters/ranks.py) on the answers that the chats hold.
 
+    ``dropped``: the rows that were left out so far, where those that the template refuses may be, too.
     SpectrainError for a drafter that fills no trees, a chat without an answer, or answers too short to draft.
     """
     if not drafter.trees:
@@ -34,9 +37,12 @@ def chat_ranks(target: Target, drafter: TrainableDrafter, conversations: Sequenc
             f"conversation {without!r} has no answer to measure the drafter's tokens on; give chats with the target's "
             "answers, such as the run's data/train.jsonl"
         )
-    rows, dropped = encode_all(conversations, target.tokenizer, context(target.config))
-    if dropped.total:
-        print(f"note: {dropped['too_long']} chats longer than the target's context are left out", flush=True)
+    rows, unusable = encode_all(conversations, target.tokenizer, context(target.config), drop_bad=dropped is not None)
+    if unusable["too_long"]:
+        print(f"note: {unusable['too_long']} chats longer than the target's context are left out", flush=True)
+    left_out = unusable if dropped is None else dropped + unusable
+    if left_out.listing():
+        print(f"left out: {left_out}\n{left_out.listing()}", flush=True)
     batches = _batches(target, drafter, rows, progress)
     ranks = measure_ranks(drafter, batches, target.head, samplers, depths=RANKED_DEPTHS)
     if not ranks["positions"][0]:

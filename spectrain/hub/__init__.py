@@ -1,6 +1,1 @@
-"""Publishing a bundle to the Hub: gathered and checked here, sent in one commit, read back."""
-
-from spectrain.hub.contents import Publication, Request, gather
-from spectrain.hub.remote import Sent, send
-
-__all__ = ["Publication", "Request", "Sent", "gather", "send"]
+"""Publishing a bundle to the Hub: asked for, gathered and checked here, sent in one commit, read back."""

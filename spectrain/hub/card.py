@@ -9,8 +9,6 @@ from typing import Any
 
 from huggingface_hub import ModelCard, ModelCardData
 
-from spectrain.bundle import REPORT_FILE
-from spectrain.drafters.base import OWN_TARGET
 from spectrain.evaluation.leaves import LOSSY, PLAIN
 from spectrain.evaluation.report import PICTURE, template_environment
 from spectrain.evaluation.training_cost import training_cost
@@ -18,8 +16,9 @@ from spectrain.evaluation.wording import drift_sentence, headline, kind_sentence
 from spectrain.hub.metadata import card_data, eval_results
 from spectrain.hub.report import own_contenders, served_k
 from spectrain.interop import vllm_command
-from spectrain.manifest import MANIFEST_FILE, Manifest, public_target, read_manifest
+from spectrain.manifest import MANIFEST_FILE, REPORT_FILE, Manifest, public_target, read_manifest
 from spectrain.tracking import flatten
+from spectrain.weights import OWN_TARGET
 
 _NOT_TRAINING = {"evaluation", "baselines", "output", "prepared"}  # of a recipe
 

@@ -4,45 +4,27 @@ from __future__ import annotations
 
 import hashlib
 import json
-import re
 import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from spectrain.bundle import REPORT_FILE, BundleContents, read_bundle, unchecked
+from spectrain.bundle import BundleContents, read_bundle, unchecked
 from spectrain.drafters.ranks import RANKS_FILE, read_ranks
 from spectrain.errors import SpectrainError
 from spectrain.evaluation.own_report import own_report
 from spectrain.evaluation.report import PICTURE, render_picture
 from spectrain.files import file_digest
 from spectrain.hub.card import write_card
-from spectrain.hub.metadata import check_id, read_notes
+from spectrain.hub.metadata import read_notes
 from spectrain.hub.privacy import check_names, check_places, check_traffic, without_places
+from spectrain.hub.request import Request, check_request
 from spectrain.interop import format_of_config
-from spectrain.manifest import MANIFEST_FILE, Manifest, public_target, publishable, with_target
+from spectrain.manifest import MANIFEST_FILE, REPORT_FILE, Manifest, public_target
 
 CARD_FILE = "README.md"
 Content = bytes | Path
-
-
-@dataclass(frozen=True)
-class Request:
-    """A bundle, the repository it goes to, and what only its owner knows.
-
-    ``target`` and ``revision`` name a target that was a folder in training; ``metadata`` and ``notes`` (a Markdown file
-    with metadata of its own) go into the card, the former first; ``traffic`` are chat files whose words must not leave.
-    """
-
-    bundle: Path
-    repo: str
-    metadata: Mapping[str, Any]
-    target: str | None = None
-    revision: str | None = None
-    report: Path | None = None
-    notes: Path | None = None
-    traffic: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -72,9 +54,7 @@ def gather(request: Request) -> Publication:
 
     Raises SpectrainError with what stands in the way: see README, "Publishing".
     """
-    check_id(request.repo, "repository")
-    if "/" not in request.repo:
-        raise SpectrainError(f"repository {request.repo!r} has no owner: expected ORG/NAME")
+    manifest = check_request(request)
     contents = read_bundle(request.bundle)
     doubts = [note for note in contents.notes if note not in unchecked(contents.manifest)]
     if doubts:
@@ -82,7 +62,6 @@ def gather(request: Request) -> Publication:
             f"{request.bundle}: {doubts[0]}; publish with the libraries that wrote the bundle, or export it "
             "again with its target's tokenizer"
         )
-    manifest = _named(contents, request)
     check_names(manifest.files)
     document = own_report(request.bundle, manifest, request.report)
     metadata, text = read_notes(request.notes) if request.notes else ({}, "")
@@ -103,25 +82,6 @@ def gather(request: Request) -> Publication:
     target = public_target(manifest)
     fetched = str(target.name), str(target.revision)
     return Publication(request.repo, dict(sorted(files.items())), fetched, (note,) if replaced else ())
-
-
-def _named(contents: BundleContents, request: Request) -> Manifest:
-    """The manifest with a target that others can fetch."""
-    manifest, hint = contents.manifest, "; publish with --target ORG/NAME --target-revision COMMIT"
-    recorded = public_target(manifest)
-    if request.target or request.revision:
-        name, revision = request.target or recorded.name, request.revision or recorded.revision
-        manifest = with_target(manifest, str(name or ""), str(revision or ""))
-    reason = publishable(manifest)
-    if reason is not None:
-        raise SpectrainError(f"{request.bundle} cannot be published: {reason}{hint}")
-    revision = str(public_target(manifest).revision)
-    if not re.fullmatch(r"[0-9a-f]{40}", revision):
-        raise SpectrainError(
-            f"{request.bundle} cannot be published: its target's revision {revision!r} can move; name the commit, 40 "
-            f"hexadecimal digits{hint}"
-        )
-    return manifest
 
 
 def _bundle_files(contents: BundleContents, manifest: Manifest) -> tuple[dict[str, Content], Manifest]:

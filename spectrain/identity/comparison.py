@@ -134,19 +134,29 @@ def _parted(left: Sequence[str], right: Sequence[str]) -> str:
     return f"splits differently from token {start} on: {shown}"
 
 
-def first_difference(left: Any, right: Any, path: str = "") -> str:
-    """Name the first place where two JSON values part, as "path: a against b" with long values cut."""
+def first_difference(left: Any, right: Any, path: str = "", names: Mapping[str, str] | None = None) -> str:
+    """Name the first place where two JSON values part, as "path: a against b" with long values cut.
+
+    ``names``: what people call a path, or what it begins with.
+    """
     if isinstance(left, dict) and isinstance(right, dict) and left.get("type") == right.get("type"):
         key = next(key for key in {**left, **right} if left.get(key, ...) != right.get(key, ...))
-        return first_difference(left.get(key), right.get(key), f"{path}.{key}".lstrip("."))
+        return first_difference(left.get(key), right.get(key), f"{path}.{key}".lstrip("."), names)
     if isinstance(left, list) and isinstance(right, list) and len(left) == len(right):
         index = next(i for i, (x, y) in enumerate(zip(left, right, strict=True)) if x != y)
-        return first_difference(left[index], right[index], f"{path}[{index}]")
+        return first_difference(left[index], right[index], f"{path}[{index}]", names)
     if isinstance(left, (str, list)) and isinstance(right, (str, list)):
         start = max(0, common_prefix(left, right) - 10)
         path, left, right = f"{path}[{start}:]" if start else path, left[start:], right[start:]
     shown = " against ".join(textwrap.shorten(repr(value), 100) for value in (left, right))
-    return f"{path}: {shown}" if path else shown
+    return f"{_named(path, names or {})}: {shown}" if path else shown
+
+
+def _named(path: str, names: Mapping[str, str]) -> str:
+    """A path with its longest beginning that has a name called by it."""
+    ends = [i for i in range(len(path), 0, -1) if i == len(path) or path[i] in ".["]
+    end = next((end for end in ends if path[:end] in names), 0)
+    return names[path[:end]] + path[end:] if end else path
 
 
 def common_prefix(left: Sequence[Any], right: Sequence[Any]) -> int:

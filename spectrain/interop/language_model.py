@@ -27,6 +27,7 @@ from spectrain.drafters.language_model import LanguageModelConfig, LanguageModel
 from spectrain.errors import SpectrainError
 from spectrain.interop._checkpoint import check_keys, check_shapes
 from spectrain.interop._served import Served
+from spectrain.weights import loading
 
 NAME = "transformers causal language model"
 SERVED = Served("draft_model", "STANDALONE", assistant=True)
@@ -61,13 +62,14 @@ def to_drafter(
     own = LanguageModelConfig() if config is None else LanguageModelConfig.recorded(config)
     capped = getattr(settings.config, "attn_logit_softcapping", None)
     architecture: Any = MODEL_FOR_CAUSAL_LM_MAPPING[type(settings.config)]
-    model = architecture.from_pretrained(
-        None,
-        config=settings.config,
-        state_dict=dict(tensors),
-        dtype=next(iter(tensors.values())).dtype,
-        attn_implementation="eager" if capped else None,  # SDPA would drop the cap
-    )
+    with loading(sum(tensor.nbytes for tensor in tensors.values())):
+        model = architecture.from_pretrained(
+            None,
+            config=settings.config,
+            state_dict=dict(tensors),
+            dtype=next(iter(tensors.values())).dtype,
+            attn_implementation="eager" if capped else None,  # SDPA would drop the cap
+        )
     return LanguageModelDrafter(own, model)
 
 

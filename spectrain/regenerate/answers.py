@@ -16,6 +16,7 @@ from spectrain.data.conversations import Conversation
 from spectrain.errors import SpectrainError
 from spectrain.files import atomic_file, whole_lines, write_json
 from spectrain.identity import first_difference
+from spectrain.settings import ANSWERS
 
 Row = dict[str, Any]
 
@@ -93,7 +94,8 @@ def _check_header(answers: Path, header: Row) -> None:
     path = _record(answers)
     found = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
     if found != header:
+        where = first_difference(found, header, names=ANSWERS)
         raise SpectrainError(
-            f"{answers} was made with other settings, its own against these: {first_difference(found, header)}; "
-            f"delete it (and {path.name}) to answer again, or choose another output"
+            f"{answers} was made with other settings, its own against these: {where}; delete it (and {path.name}) to "
+            "answer again, or choose another output"
         )

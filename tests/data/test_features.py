@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -23,6 +24,7 @@ from spectrain.data.feature_rows import row_features
 from spectrain.data.features import INDEX, REPORT, FeatureStore, extract_features, store_key
 from spectrain.data.shards import VERIFIED
 from spectrain.errors import SpectrainError
+from spectrain.settings import FEATURES
 
 TAPS = (1, 4, 6)
 SHARD = 30  # tokens: the rows below fill several shards
@@ -181,7 +183,7 @@ def test_a_row_longer_than_the_context_is_refused_by_name(tmp_path, tiny_target,
 )
 def test_another_key_is_refused_naming_the_field(tmp_path, target, rows, key, field, value):
     extract(tmp_path, rows, target, key)
-    with pytest.raises(SpectrainError, match=f"was made with {field} = "):
+    with pytest.raises(SpectrainError, match=re.escape(f"was made with {FEATURES.get(field, field)} = ")):
         extract(tmp_path, rows, target, {**key, field: value})
 
 

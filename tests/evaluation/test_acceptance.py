@@ -362,14 +362,14 @@ def test_a_finished_run_measures_nothing_again(run, measured, finished, monkeypa
 @pytest.mark.parametrize(
     ("changes", "named"),
     [
-        ({"config": CONFIG.model_copy(update={"k": (1, 3)})}, "config.k[1]: 2 against 3"),
+        ({"config": CONFIG.model_copy(update={"k": (1, 3)})}, "--k, in a recipe evaluation.k[1]: 2 against 3"),
         ({"config": CONFIG.model_copy(update={"verification": ("block",)})}, "'token' against 'block'"),
-        ({"config": CONFIG.model_copy(update={"trees": (DynamicTree(),)})}, "config.trees"),
-        ({"config": CONFIG.model_copy(update={"max_new_tokens": 9})}, "config.max_new_tokens: 6 against 9"),
+        ({"config": CONFIG.model_copy(update={"trees": (DynamicTree(),)})}, "--tree, in a recipe evaluation.trees"),
+        ({"config": CONFIG.model_copy(update={"max_new_tokens": 9})}, "evaluation.max_new_tokens: 6 against 9"),
         ({"config": CONFIG.model_copy(update={"samplers": (Sampler(), Sampler(0.5))})}, "temperature: 1.0 against 0.5"),
-        ({"identity": IDENTITY | {"bundle": "c"}}, "bundle: 'b' against 'c'"),
+        ({"identity": IDENTITY | {"bundle": "c"}}, "the bundle's weights: 'b' against 'c'"),
         ({"identity": {"weights": "w"}}, "bundle"),
-        ({"conversations": chats()[:2]}, "traffic"),
+        ({"conversations": chats()[:2]}, "the chats (--traffic, "),
     ],
     ids=["k", "rule", "trees", "length", "sampler", "bundle", "nothing", "traffic"],
 )
@@ -383,7 +383,7 @@ def test_a_folder_begun_otherwise_is_refused_by_what_differs(run, finished, chan
 
 def test_another_template_is_another_measurement(run, finished, chat_target, monkeypatch):
     monkeypatch.setattr(chat_target.tokenizer, "chat_template", chat_target.tokenizer.chat_template + " ")
-    assert "prompt_ids" in refusal(run)
+    assert "as the target's chat template renders them (data.chat_template_kwargs): " in refusal(run)
 
 
 def test_a_prompt_without_room_is_named_before_anything_is_written(run, tmp_path):

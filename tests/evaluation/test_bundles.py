@@ -78,6 +78,18 @@ def test_a_context_without_room_for_batches_is_refused_before_anything_is_measur
     assert list(tmp_path.iterdir()) == []
 
 
+def test_batches_measured_with_other_settings_are_refused_before_anything_else_is_measured(
+    bundles, chat_target, chats, tmp_path
+):
+    (tmp_path / "evaluation").mkdir()
+    for name in ("load.json", "load.jsonl"):
+        (tmp_path / "evaluation" / name).write_text("{}\n", encoding="utf-8")
+    config = CONFIG.model_copy(update={"load": LoadConfig(batch=(1,))})
+    with pytest.raises(SpectrainError, match=r"load\.jsonl was measured with other settings"):
+        evaluate_bundle(Path(bundles[0]), chat_target, chats, config, tmp_path, traffic="heldout.jsonl", progress=False)
+    assert not list(tmp_path.rglob("samples*"))
+
+
 def refusal(call, *arguments):
     with pytest.raises(SpectrainError) as error:
         call(*arguments)

@@ -8,7 +8,8 @@ import pytest
 from fake_hub import FakeHub
 from huggingface_hub import constants
 
-from spectrain.hub import Request, gather
+from spectrain.hub.contents import gather
+from spectrain.hub.request import Request
 
 TARGET, COMMIT = "org/target", "c" * 40  # nobody fetches it, but it has to be there
 

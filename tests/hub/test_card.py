@@ -14,8 +14,8 @@ from test_gather import edit
 from spectrain.bundle import read_bundle
 from spectrain.exchange import export_checkpoint, import_checkpoint
 from spectrain.files import file_digest
-from spectrain.hub import gather
 from spectrain.hub.card import serving
+from spectrain.hub.contents import gather
 from spectrain.identity import target_identity
 from spectrain.interop import Served, speculators_eagle3
 from spectrain.manifest import MANIFEST_FILE, read_manifest

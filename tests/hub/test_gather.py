@@ -17,8 +17,7 @@ from spectrain.bundle import read_bundle
 from spectrain.drafters.ranks import read_ranks
 from spectrain.errors import SpectrainError
 from spectrain.files import file_digest
-from spectrain.hub import gather
-from spectrain.hub.contents import content_digest
+from spectrain.hub.contents import content_digest, gather
 from spectrain.hub.privacy import check_places, check_traffic, without_places
 from spectrain.manifest import MANIFEST_FILE, read_manifest
 
@@ -344,6 +343,15 @@ def test_notes_that_are_no_notes(request_of, tmp_path, text, match):
 @pytest.mark.parametrize("name", ["drafter", "org/", "org/a b", "../x", "org/x/y"])
 def test_a_repository_has_an_owner_and_a_name(request_of, name):
     refuse(request_of(repo=name), "expected ORG/NAME")
+
+
+def test_all_that_is_wrong_is_told_at_once(request_of, bundle):
+    (bundle / "acceptance.json").unlink()
+    said = refuse(request_of(repo="drafter", metadata={}, revision="main", traffic=("none.jsonl",)), "has no owner")
+    wrong = ("has no owner", "the card has no license", "'main' can move", "is not there", "none.jsonl: no such file")
+    assert len(said.splitlines()) == len(wrong)
+    for line, part in zip(said.splitlines(), wrong, strict=True):
+        assert part in line
 
 
 def test_a_card_in_the_bundle_gives_way_and_that_is_said(request_of, bundle, tmp_path):

@@ -13,8 +13,8 @@ from huggingface_hub import constants
 
 from spectrain.bundle import resolve_bundle
 from spectrain.errors import SpectrainError
-from spectrain.hub import send
 from spectrain.hub.contents import content_digest
+from spectrain.hub.remote import send
 
 OLD = {"spectrain.json": b"{}", "old.safetensors": b"0" * 9_000, "medusa_lm_head.safetensors": b"0", "LICENSE": b"free"}
 
@@ -241,5 +241,5 @@ def test_bundles_are_fetched_by_id_and_revision(hub, publication):
     assert not (folder / "report.png").exists()  # a picture is nothing to load
     repo.branches["next"] = sent.commit
     assert resolve_bundle("org/drafter", "next") == folder
-    with pytest.raises(SpectrainError, match="the Hub did not give it at revision gone"):
+    with pytest.raises(SpectrainError, match="did not give it at revision gone: org/drafter has no revision gone"):
         resolve_bundle("org/drafter", "gone")
