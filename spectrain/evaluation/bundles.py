@@ -56,8 +56,11 @@ class Entrant:
         return self.contents.manifest
 
     def described(self) -> dict[str, Any]:
-        """Its own configuration and taps."""
+        """Its own configuration and taps: what the bundle has, and what was asked for where that is something else."""
         rest = {key: value for key, value in self.manifest.drafter.items() if key != "type"}
+        for key, value in self.drafter.came_to().items():
+            asked, rest[key] = rest.get(key, value), value
+            rest |= {f"{key}_asked_for": asked} if asked != value else {}
         origin = self.manifest.imported_from
         rest |= {} if origin is None else {"imported_from": origin.layout, "not_checked": list(origin.not_checked)}
         return rest | ({"tap_layers": list(self.manifest.taps)} if self.manifest.taps else {})
