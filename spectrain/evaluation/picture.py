@@ -55,7 +55,7 @@ def _align(figure: Figure, below: Text, heading: Text) -> None:
     figure.set_layout_engine("none")
     for text in (heading, below):
         while text.get_window_extent().width > (1 - 2 * _MARGIN) * figure.bbox.width:
-            text.set_fontsize(0.95 * text.get_fontsize())
+            text.set_fontsize(0.95 * float(text.get_fontsize()))
     left = heading.get_window_extent().x0 - below.get_window_extent().x0
     across, up = below.get_position()
     below.set_position((across + left / figure.axes[0].bbox.width, up))

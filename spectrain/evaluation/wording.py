@@ -12,6 +12,11 @@ from spectrain.evaluation.leaves import EVERYTHING, PLAIN
 
 DASH = "–"
 CHANGED = "the bundle's own, changed target"
+NOT_EXACT = "not exact"  # opens the reason of every verdict where a check of the output failed
+CHOSE_THE_STEP = (
+    "The held-out conversations also chose the training step, which flatters the trained drafter slightly; measure on "
+    "conversations that no choice has seen to be rid of it."
+)
 
 
 def number(value: float | None, digits: int = 2) -> str:
@@ -189,12 +194,8 @@ def law_test_sentence(tests: Sequence[Mapping[str, Any]] | None) -> str:
 def cautions(document: Mapping[str, Any]) -> list[str]:
     """What a reader should hold against the numbers."""
     context, statistics = document["context"], document["statistics"]
-    found = []
-    if context["traffic"]["chose_the_step"]:
-        found.append(
-            "The held-out conversations also chose the training step, which flatters the trained drafter slightly; "
-            "measure on conversations that no choice has seen to be rid of it."
-        )
+    found = [fault_sentence(document["samplers"]), CHOSE_THE_STEP if context["traffic"]["chose_the_step"] else ""]
+    found = list(filter(None, found))
     if left_out := context.get("dropped"):
         named = ", ".join(f"{count} {reason.replace('_', ' ')}" for reason, count in left_out.items())
         found.append(
@@ -212,6 +213,17 @@ def cautions(document: Mapping[str, Any]) -> list[str]:
             f"interval of {percent(statistics['adjusted_confidence'], 1)} (Bonferroni)."
         )
     return found
+
+
+def fault_sentence(samplers: Sequence[Mapping[str, Any]]) -> str:
+    """That decoding was found not to be exact, where it was; every verdict has the reason then."""
+    reason = next((r for b in samplers if (r := b["verdict"]["overall"]["reason"]).startswith(NOT_EXACT)), None)
+    if reason is None:
+        return ""
+    return (
+        f"A check of the output failed, {reason}: that is a fault of decoding. Until it is mended no contender is "
+        "recommended, at any temperature or batch size, however fast it was."
+    )
 
 
 def not_measured(document: Mapping[str, Any]) -> list[str]:
