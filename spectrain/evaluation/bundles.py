@@ -56,8 +56,9 @@ class Entrant:
         return self.contents.manifest
 
     def described(self) -> dict[str, Any]:
-        """Its own configuration and taps."""
-        rest = {key: value for key, value in self.manifest.drafter.items() if key != "type"}
+        """Its own configuration and taps: what the bundle has, and what was asked for where that is something else."""
+        taken, rest = self.drafter.came_to(), {k: v for k, v in self.manifest.drafter.items() if k != "type"}
+        rest |= {**taken, **{f"{k}_asked_for": rest[k] for k, v in taken.items() if rest.get(k, v) != v}}
         origin = self.manifest.imported_from
         rest |= {} if origin is None else {"imported_from": origin.layout, "not_checked": list(origin.not_checked)}
         return rest | ({"tap_layers": list(self.manifest.taps)} if self.manifest.taps else {})

@@ -221,7 +221,7 @@ DOCUMENT = {
                     "lossy": None,
                     "baseline": None,
                     "pooled": _NUMBERS,
-                    "by_kind": {"*": _NUMBERS},
+                    "by_kind": {"*?": _NUMBERS},
                     "by_band": _BANDS,
                 }
             ],

@@ -12,6 +12,14 @@ from spectrain.evaluation.leaves import EVERYTHING, PLAIN
 
 DASH = "–"
 CHANGED = "the bundle's own, changed target"
+NOT_EXACT = "not exact"  # opens the reason of every verdict where a check of the output failed
+CHOSE_THE_STEP = {
+    True: "The held-out conversations also chose the training step, which flatters the trained drafter slightly; "
+    "measure on conversations that no choice has seen to be rid of it.",
+    None: "Whether the held-out conversations also chose the training step cannot be told: the bundle's manifest lacks "
+    "data_digests.heldout_asked, as those of earlier versions do. Measure on others, or train again.",
+    False: "",
+}
 
 
 def number(value: float | None, digits: int = 2) -> str:
@@ -189,19 +197,8 @@ def law_test_sentence(tests: Sequence[Mapping[str, Any]] | None) -> str:
 def cautions(document: Mapping[str, Any]) -> list[str]:
     """What a reader should hold against the numbers."""
     context, statistics = document["context"], document["statistics"]
-    found = []
-    chose = context["traffic"]["chose_the_step"]
-    if chose:
-        found.append(
-            "The held-out conversations also chose the training step, which flatters the trained drafter slightly; "
-            "measure on conversations that no choice has seen to be rid of it."
-        )
-    elif chose is None:
-        found.append(
-            "Whether the held-out conversations also chose the training step, which would flatter the trained drafter "
-            "slightly, cannot be told: the bundle's manifest has no data_digests.heldout_asked, as earlier versions "
-            "wrote none. Measure on conversations that training has not seen, or train again to know."
-        )
+    told = fault_sentence(document["samplers"]), CHOSE_THE_STEP[context["traffic"]["chose_the_step"]]
+    found = list(filter(None, told))
     if left_out := context.get("dropped"):
         named = ", ".join(f"{count} {reason.replace('_', ' ')}" for reason, count in left_out.items())
         found.append(
@@ -219,6 +216,17 @@ def cautions(document: Mapping[str, Any]) -> list[str]:
             f"interval of {percent(statistics['adjusted_confidence'], 1)} (Bonferroni)."
         )
     return found
+
+
+def fault_sentence(samplers: Sequence[Mapping[str, Any]]) -> str:
+    """That decoding was found not to be exact, where it was; every verdict has the reason then."""
+    reason = next((r for b in samplers if (r := b["verdict"]["overall"]["reason"]).startswith(NOT_EXACT)), None)
+    if reason is None:
+        return ""
+    return (
+        f"A check of the output failed, {reason}: that is a fault of decoding. Until it is mended no contender is "
+        "recommended, at any temperature or batch size, however fast it was."
+    )
 
 
 def not_measured(document: Mapping[str, Any]) -> list[str]:

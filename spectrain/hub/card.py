@@ -12,7 +12,15 @@ from huggingface_hub import ModelCard, ModelCardData
 from spectrain.evaluation.leaves import LOSSY, PLAIN
 from spectrain.evaluation.report import PICTURE, template_environment
 from spectrain.evaluation.training_cost import training_cost
-from spectrain.evaluation.wording import drift_sentence, headline, kind_sentence, law_sentence, percent, sentence
+from spectrain.evaluation.wording import (
+    CHOSE_THE_STEP,
+    drift_sentence,
+    headline,
+    kind_sentence,
+    law_sentence,
+    percent,
+    sentence,
+)
 from spectrain.hub.metadata import card_data, eval_results
 from spectrain.hub.report import own_contenders, served_k
 from spectrain.interop import vllm_command
@@ -63,6 +71,7 @@ def _view(repo: str, bundle: Path, manifest: Manifest, document: Mapping[str, An
         "faster": best["contender"] if best and best["drafter"] not in (name, PLAIN) else None,
         "picture": PICTURE,
         "traffic": context["traffic"],
+        "chosen": CHOSE_THE_STEP[context["traffic"]["chose_the_step"]],
         "device": context["device"],
         "confidence": confidence,
         "report_file": REPORT_FILE,

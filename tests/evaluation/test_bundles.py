@@ -191,6 +191,22 @@ def test_a_bundle_by_itself_leaves_out_what_it_cannot_fill_and_has_no_leaderboar
     assert "note: medusa k=3 is left out" in capsys.readouterr().out
 
 
+def test_the_settings_tell_the_draft_vocabulary_that_the_bundle_has(bundles, chat_target, chats, tmp_path):
+    """More tokens may be asked for than the target has; of what came as asked for there is one row."""
+    wanted = Eagle3Config(depths=2, draft_vocab_size=32000)
+    folders = {"large": save(tmp_path / "large", wanted, chat_target), "small": bundles[0]}
+    rows = {}
+    for name, folder in folders.items():
+        output = tmp_path / f"report-{name}"
+        evaluate_bundle(Path(folder), chat_target, chats[:1], CONFIG.model_copy(update={"trees": ()}), output,
+                        traffic="t", progress=False)  # fmt: skip
+        lines = (output / "report.md").read_text(encoding="utf-8").splitlines()
+        rows[name] = [line for line in lines if line.startswith("| drafter draft vocab size")]
+    taken = f"| drafter draft vocab size | {chat_target.tokenizer_size} |"
+    assert rows["large"] == [taken, "| drafter draft vocab size asked for | 32000 |"]
+    assert rows["small"] == ["| drafter draft vocab size | 64 |"]
+
+
 # --- which bundles ------------------------------------------------------------------------------------------------
 
 
