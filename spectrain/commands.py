@@ -20,13 +20,8 @@ from spectrain.drafters.ngram import NgramConfig, NgramDrafter
 from spectrain.drafters.ranks import RANKS_FILE
 from spectrain.errors import SpectrainError
 from spectrain.evaluation.acceptance import choose
-from spectrain.evaluation.bundles import (
-    compare_bundles,
-    evaluate_bundle,
-    parse_baselines,
-    resolve_bundles,
-    shared_target,
-)
+from spectrain.evaluation.bundles import compare_bundles, evaluate_bundle, parse_baselines
+from spectrain.evaluation.entrants import resolve_bundles, shared_target
 from spectrain.evaluation.exactness import ExactnessConfig, render
 from spectrain.evaluation.exactness import compare as compare_outputs
 from spectrain.evaluation.rank_tables import chat_ranks, render_ranks

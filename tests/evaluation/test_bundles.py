@@ -16,9 +16,10 @@ from spectrain.drafters.medusa import MedusaConfig
 from spectrain.drafters.ngram import NgramConfig
 from spectrain.errors import SpectrainError
 from spectrain.evaluation import acceptance
-from spectrain.evaluation.bundles import compare_bundles, evaluate_bundle, names_of, parse_baselines, resolve_bundles
+from spectrain.evaluation.bundles import compare_bundles, evaluate_bundle, parse_baselines
 from spectrain.evaluation.contenders import AcceptanceConfig
 from spectrain.evaluation.document import read_document
+from spectrain.evaluation.entrants import names_of, resolve_bundles
 from spectrain.evaluation.load_config import LoadConfig
 from spectrain.evaluation.memory import weight_bytes
 from spectrain.evaluation.training_cost import training_cost

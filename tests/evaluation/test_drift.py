@@ -19,10 +19,11 @@ from spectrain.drafters.medusa import MedusaConfig, MedusaDrafter
 from spectrain.drafters.ngram import NgramConfig
 from spectrain.errors import SpectrainError
 from spectrain.evaluation import drift as module
-from spectrain.evaluation.bundles import compare_bundles, evaluate_bundle, resolve_bundles, shared_target
+from spectrain.evaluation.bundles import compare_bundles, evaluate_bundle
 from spectrain.evaluation.contenders import AcceptanceConfig
 from spectrain.evaluation.document import read_document
 from spectrain.evaluation.drift import ANSWERS, drift, drift_table, law_distances
+from spectrain.evaluation.entrants import resolve_bundles, shared_target
 from spectrain.evaluation.leaderboard import OWN_TARGET
 from spectrain.evaluation.report import render_markdown
 from spectrain.manifest import MANIFEST_FILE, read_manifest

@@ -20,7 +20,7 @@ from spectrain.data.conversations import Conversation, parse_conversation, rende
 from spectrain.decoding import generate_plain
 from spectrain.drafters.base import Drafter, Proposal
 from spectrain.drafters.language_model import LanguageModelConfig, LanguageModelDrafter
-from spectrain.evaluation import bundles
+from spectrain.evaluation import bundles, entrants
 from spectrain.evaluation.contenders import AcceptanceConfig
 from spectrain.evaluation.document import read_document
 from spectrain.exact.sampler import Sampler
@@ -132,7 +132,7 @@ def evaluated(big, tmp_path, monkeypatch):
             drafter, *rest = load_drafter(*arguments)
             return stand_in(drafter), *rest
 
-        monkeypatch.setattr(bundles, "load_drafter", load)
+        monkeypatch.setattr(entrants, "load_drafter", load)
         config = AcceptanceConfig(k=k, samplers=samplers, max_new_tokens=TOKENS, seeds=1)
         path = bundles.evaluate_bundle(bundle, target, conversations, config, tmp_path, traffic="known", progress=False)
         return read_document(path), (tmp_path / "report.md").read_text(encoding="utf-8")

@@ -13,9 +13,10 @@ from spectrain.drafters.eagle3 import Eagle3Config
 from spectrain.drafters.medusa import MedusaConfig
 from spectrain.drafters.ngram import NgramConfig
 from spectrain.errors import SpectrainError
-from spectrain.evaluation.bundles import compare_bundles, evaluate_bundle, resolve_bundles
+from spectrain.evaluation.bundles import compare_bundles, evaluate_bundle
 from spectrain.evaluation.contenders import AcceptanceConfig, contenders
 from spectrain.evaluation.document import read_document
+from spectrain.evaluation.entrants import resolve_bundles
 from spectrain.evaluation.exactness import ExactnessConfig
 from spectrain.evaluation.measured_trees import MeasuredTree
 from spectrain.exact.sampler import Sampler
