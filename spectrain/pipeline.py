@@ -23,7 +23,7 @@ from spectrain.bundle import REPORT_FILE, Belonging, Trained, save_drafter
 from spectrain.config import Recipe
 from spectrain.data.batches import answer_counts, plan_epoch, some_rows
 from spectrain.data.conversations import Conversation, EncodedRow, encode_all, load_conversations
-from spectrain.data.feature_rows import FeatureRows, LiveFeatures
+from spectrain.data.feature_rows import FeatureRows, LiveFeatures, check_lengths
 from spectrain.data.features import extract_features, store_key
 from spectrain.data.split import conversations_digest
 from spectrain.data.template_variables import choose_template_kwargs
@@ -107,8 +107,9 @@ class Run:
     def run(self) -> Path:
         """Everything; the path of ``acceptance.json``. What evaluating would stop for is told before training."""
         preflight.check_training(self.recipe)
+        _, heldout = self.conversations()  # before the target is loaded
         with offering_to_drop():
-            preflight.check_measurable(self.target, self.conversations()[1], self.recipe.evaluation)
+            preflight.check_measurable(self.target, heldout, self.recipe.evaluation)
         self.train()
         return self.evaluate()
 
@@ -166,6 +167,8 @@ class Run:
             if dropped.listing():
                 self.say(dropped.listing())
         preflight.check_same_rows(self.prepared / "data" / "counts.json", counts)
+        for side in sides:
+            check_lengths(rows[side], self.target)
         if data.features == "stored":  # of live ones nothing is extracted before the trainer looks at them
             check(rows["train"], keys["train"])
         stores = {side: self._features(side, rows[side], keys[side]) for side in sides}

@@ -1,6 +1,7 @@
 """Whatever the Hub refuses is told in words: which repository, why, and what to do; the library's own come after."""
 
-import httpx
+from types import SimpleNamespace
+
 import pytest
 from huggingface_hub import constants
 from huggingface_hub.errors import (
@@ -17,8 +18,8 @@ from spectrain.fetching import refused
 
 
 def answered(kind, status):
-    request = httpx.Request("GET", "https://huggingface.co/api/models/org/name")
-    return kind("Client Error.\n\n\nRequest ID: 1", response=httpx.Response(status, request=request))
+    response = SimpleNamespace(status_code=status, headers={}, request=None)
+    return kind("Client Error.\n\n\nRequest ID: 1", response=response)
 
 
 @pytest.mark.parametrize(

@@ -769,8 +769,8 @@ def test_a_draft_vocabulary_is_counted_anew_when_that_is_asked_for(recipe, finis
     run.train()
     assert "tokens of the new draft vocabulary were not in the bundle's" in capsys.readouterr().out
     assert len(tensors(tmp_path / "warm")["d2t"]) == 48
-    message = refusal(warmed(recipe, tmp_path, bundle, "drafter={type: medusa}", "warm_start.remap=true").train)
-    assert "expected 'medusa'" in message
+    heads = ("drafter={type: medusa}", "warm_start.remap=true")
+    assert "expected 'medusa'" in refusal(warmed(recipe, tmp_path, bundle, *heads, output="heads").train)
 
 
 # --- trees that a drafter cannot fill -----------------------------------------------------------------------------
