@@ -75,24 +75,30 @@ def draw_prefixes(figure: Figure, contenders: Sequence[dict[str, Any]]) -> None:
     name_rows(axes, [contender["contender"] for contender in contenders])
 
 
-def visited_plot(rows: Sequence[dict[str, Any]], name: str) -> Plot | None:
-    """α where decoding went and over given answers, by position; None where neither was recorded."""
+def visited_plot(rows: Sequence[dict[str, Any]], contenders: Sequence[dict[str, Any]], name: str) -> Plot | None:
+    """α where decoding went and over given answers, by position; None where neither was recorded.
+
+    ``contenders``: all that draft, so that each looks as it does in the other plots.
+    """
     longest: dict[str, dict[str, Any]] = {}
     for row in rows:
         if not row["lossy"] and row["k"] > longest.setdefault(row["drafter"], row)["k"]:
             longest[row["drafter"]] = row
-    names = [row["contender"] for row in longest.values()]
-    series = [(name, [row for row in rows if row["contender"] == name]) for name in names]
-    if not series:
+    if not longest:
         return None
+    drawn = {row["contender"] for row in longest.values()}
+    names = [c["contender"] for c in contenders]
+    series = [(name, [row for row in rows if row["contender"] == name and name in drawn]) for name in names]
     title = "α where decoding went, and over given answers"
-    return Plot(title, _VISITED, draw_svg(_draw_visited, series, f"{name}-visited", title, rows=len(series)))
+    return Plot(title, _VISITED, draw_svg(_draw_visited, series, f"{name}-visited", title, rows=len(drawn)))
 
 
 def _draw_visited(figure: Figure, series: Sequence[tuple[str, Sequence[dict[str, Any]]]]) -> None:
     axes = figure.subplots()
     for (name, rows), colour, marker, _ in styled(series):
         rows = [row for row in rows if row["value"] is not None]
+        if not rows:
+            continue
         places = [row["position"] for row in rows]
         band(axes, places, rows, colour)
         axes.plot(places, [row["value"] for row in rows], color=colour, marker=marker, linestyle="-", label=name)

@@ -8,7 +8,7 @@ from typing import Any
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from spectrain.evaluation.leaves import EVERYTHING
+from spectrain.evaluation.leaves import EVERYTHING, PLAIN
 from spectrain.evaluation.svg import INK, LINES, MARKERS, SERIES
 
 BAND_OPACITY = 0.16
@@ -17,12 +17,12 @@ BAND_OPACITY = 0.16
 def styled(contenders: Sequence[Any]) -> Iterator[tuple[Any, str, str, Any]]:
     """Each item with its colour, marker and line style: the same for the same place in every plot, and in none twice.
 
-    When the colours begin anew the line styles are one further on. The total of all kinds is a solid line in the colour
-    of the text, and takes no place.
+    When the colours begin anew the line styles are one further on. Plain decoding and the total of all kinds are solid
+    lines in the colour of the text, and take no place.
     """
     index = 0
     for item in contenders:
-        if item == EVERYTHING:
+        if (item.get("contender") if isinstance(item, Mapping) else item) in (PLAIN, EVERYTHING):
             yield item, INK, "*", "-"
             continue
         yield item, SERIES[index % 6], MARKERS[index % 7], LINES[(index + index // 6) % 6]

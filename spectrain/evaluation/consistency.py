@@ -11,6 +11,7 @@ from typing import Any
 
 from spectrain.errors import SpectrainError
 from spectrain.evaluation.contradictions import CONTRADICTS, at_most, check_values, known, named_once, same
+from spectrain.evaluation.faults import departures, not_exact
 from spectrain.evaluation.kinds import measured_kinds
 from spectrain.evaluation.leaves import LOSSY, ON, PLAIN
 from spectrain.evaluation.load_checks import check_cost_model, check_load
@@ -42,17 +43,15 @@ def check_consistency(document: Block) -> None:
 
 def _check_faults(document: Block) -> None:
     """Nothing is on where a check found that output is not the target's, whichever sampler or contender it was."""
-    checks = [row for block in document["samplers"] for row in block["exactness"] if row["unexplained"]]
-    checks += [t for block in document["samplers"] for t in block["distribution"] or () if not t["agrees"]]
-    fault = next((row["contender"] for row in checks if not row["lossy"]), None)
+    faulty = departures(document["samplers"])
     places = {f"load.by_batch[{i}]": row for i, row in enumerate((document["load"] or {"by_batch": ()})["by_batch"])}
     for number, block in enumerate(document["samplers"]):
         for place, found in _verdicts(block["verdict"], f"samplers[{number}].verdict"):
             places |= {f"{place}.overall": found["overall"]}
             places |= {f"{place}.by_kind.{kind}": verdict for kind, verdict in found["by_kind"].items()}
     on = next((place for place, verdict in places.items() if verdict["decision"] == ON), None)
-    if fault is not None and on is not None:
-        raise SpectrainError(f"{on}.decision is {ON!r}, but {fault!r} was found not to be exact: {CONTRADICTS}")
+    if faulty and on is not None:
+        raise SpectrainError(f"{on}.decision is {ON!r}, but a check failed, {not_exact(faulty)}: {CONTRADICTS}")
 
 
 # --- samplers -----------------------------------------------------------------------------------------------------

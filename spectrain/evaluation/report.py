@@ -70,7 +70,7 @@ def render_page(document: Mapping[str, Any]) -> str:
         block, name = sampler["block"], f"s{index}"
         sampler["plots"] = sampler_plots(block, name)
         sampler["cost_plot"] = cost_plot(block, name)
-        sampler["visited_plot"] = visited_plot(sampler["visited"], name)
+        sampler["visited_plot"] = visited_plot(sampler["visited"], sampler["drafters"], name)
         sampler["band_plots"] = band_plots(sampler["bands"], name)
         sampler["law_plot"] = law_plot(block["distribution"], name)
     view["load_plots"] = load_plots(document["load"])

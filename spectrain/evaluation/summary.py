@@ -22,6 +22,7 @@ from spectrain.evaluation.cost_model import cost_model
 from spectrain.evaluation.costs import add_predictions_from_siblings
 from spectrain.evaluation.decisions import Choice, adjusted_confidence, resamples_at
 from spectrain.evaluation.document import check_document
+from spectrain.evaluation.faults import departures, not_exact
 from spectrain.evaluation.figures import STATISTICS, one
 from spectrain.evaluation.goodness import distribution_block
 from spectrain.evaluation.leaderboard import leaderboard
@@ -29,7 +30,7 @@ from spectrain.evaluation.leaves import PLAIN
 from spectrain.evaluation.samples import kind_and_parents
 from spectrain.evaluation.shape import SCHEMA
 from spectrain.evaluation.sums import check_parts
-from spectrain.evaluation.verdict import departures, exactness_block, judged, not_exact, verdict_block
+from spectrain.evaluation.verdict import exactness_block, judged, verdict_block
 from spectrain.exact.sampler import Sampler
 from spectrain.intervals import METHOD
 

@@ -9,8 +9,8 @@ from typing import Any
 from spectrain.evaluation.answers import Answers
 from spectrain.evaluation.changes import would_change
 from spectrain.evaluation.decisions import Choice, Rival, decide, fewest
+from spectrain.evaluation.faults import not_exact
 from spectrain.evaluation.kinds import measured_kinds
-from spectrain.evaluation.wording import NOT_EXACT
 
 Block = dict[str, Any]
 
@@ -47,35 +47,6 @@ def exactness_block(answers: Answers, dtype: str) -> dict[str, Any]:
     }
 
 
-def departures(samplers: Sequence[Block]) -> dict[str, str]:
-    """Contenders whose output is not the target's though their rule keeps its law, and how it differs: found greedily,
-    beyond rounding (``exactness_block``), or in what was sampled (``distribution_block``).
-
-    ``samplers``: of each its ``name``, ``exactness`` and ``distribution``.
-    """
-    found: dict[str, list[str]] = {}
-    for block in samplers:
-        for row in block["exactness"]:
-            if row["unexplained"] and not row["lossy"]:
-                found.setdefault(row["contender"], []).append("changes the greedy output")
-        for test in block["distribution"] or ():
-            if not test["agrees"] and not test["lossy"]:
-                how = f"samples from another law than the target's at {block['name']}"
-                found.setdefault(test["contender"], []).append(how)
-    return {name: " and ".join(ways) for name, ways in found.items()}
-
-
-def not_exact(inexact: Mapping[str, str]) -> str:
-    """Why nothing is on in a document that has departures: all of them, by how they differ.
-
-    What keeps the target's law and does not give its output is a fault of decoding, which all contenders share; that
-    the checks of the others, or of another sampler, did not meet it makes none of them fit for use.
-    """
-    ways = dict.fromkeys(inexact.values())
-    named = (f"{', '.join(name for name in inexact if inexact[name] == way)} ({way})" for way in ways)
-    return f"{NOT_EXACT}: {'; '.join(named)}"
-
-
 def verdict_block(
     candidates: Sequence[tuple[Block, Block | None]],
     inexact: Mapping[str, str],
@@ -89,8 +60,8 @@ def verdict_block(
     Args:
         candidates: (contender block, its numbers for the conversations in question), without plain; the numbers None
             where every answer ended with its first token.
-        inexact: contenders of any sampler whose output was found not to be the target's, and how (see ``departures``);
-            where there is one, nothing is on (see ``not_exact``).
+        inexact: contenders of any sampler whose output was found not to be the target's, and how (see ``faults``);
+            where there is one, nothing is on.
         speedup_at: name and confidence → the interval of its decode speedup at that confidence.
         load: the document's ``load``, where these contenders were measured in batches with the same sampler.
         comparisons: how many were measured to choose among, where these are only some of them.

@@ -8,11 +8,11 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
+from spectrain.evaluation.faults import departures, not_exact
 from spectrain.evaluation.leaves import EVERYTHING, PLAIN
 
 DASH = "–"
 CHANGED = "the bundle's own, changed target"
-NOT_EXACT = "not exact"  # opens the reason of every verdict where a check of the output failed
 CHOSE_THE_STEP = {
     True: "The held-out conversations also chose the training step, which flatters the trained drafter slightly; "
     "measure on conversations that no choice has seen to be rid of it.",
@@ -140,12 +140,16 @@ def _outermost(kinds: Collection[str]) -> list[str]:
     return found or [kind for kind in kinds if kind == parent]
 
 
-def law_sentence(contenders: Sequence[Mapping[str, Any]], *, changed: bool = False) -> str:
-    """Which contenders have the target's law, and which do not.
+def law_sentence(
+    contenders: Sequence[Mapping[str, Any]], *, changed: bool = False, faulty: Collection[str] = ()
+) -> str:
+    """Which contenders have the target's law, and which do not; ``faulty``: those of which a check failed.
 
     ``changed``: what was measured is a target that its bundle changed in training, so that law is not the original's.
     """
-    lawful, lossy = ([c for c in contenders if c["lossy"] is side] for side in (False, True))
+    lossy = [c for c in contenders if c["lossy"]]
+    broken = [c["contender"] for c in contenders if c["contender"] in faulty]
+    lawful = [c for c in contenders if c not in lossy and c["contender"] not in broken]
     moved = [c["contender"] for c in lawful if changed or c.get("baseline", PLAIN) != PLAIN]
     exact = [c["contender"] for c in lawful if c["contender"] not in moved]
     parts = []
@@ -156,6 +160,8 @@ def law_sentence(contenders: Sequence[Mapping[str, Any]], *, changed: bool = Fal
             f"Exact in the law of {CHANGED}, which is not the original's: {', '.join(moved)}. Plain decoding, which "
             "greedy outputs are compared with, is that target's."
         )
+    if broken:
+        parts.append(f"Exact in law by the rule, but found not to be: {', '.join(broken)}.")
     if lossy:
         verb = "have" if len(lossy) > 1 else "has"
         named = ", ".join(c["contender"] for c in lossy)
@@ -219,10 +225,11 @@ def cautions(document: Mapping[str, Any]) -> list[str]:
 
 
 def fault_sentence(samplers: Sequence[Mapping[str, Any]]) -> str:
-    """That decoding was found not to be exact, where it was; every verdict has the reason then."""
-    reason = next((r for b in samplers if (r := b["verdict"]["overall"]["reason"]).startswith(NOT_EXACT)), None)
-    if reason is None:
+    """That decoding was found not to be exact, where it was."""
+    faulty = departures(samplers)
+    if not faulty:
         return ""
+    reason = not_exact(faulty)
     return (
         f"A check of the output failed, {reason}: that is a fault of decoding. Until it is mended no contender is "
         "recommended, at any temperature or batch size, however fast it was."

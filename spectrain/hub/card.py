@@ -9,6 +9,7 @@ from typing import Any
 
 from huggingface_hub import ModelCard, ModelCardData
 
+from spectrain.evaluation.faults import departures
 from spectrain.evaluation.leaves import LOSSY, PLAIN
 from spectrain.evaluation.report import PICTURE, template_environment
 from spectrain.evaluation.training_cost import training_cost
@@ -77,7 +78,7 @@ def _view(repo: str, bundle: Path, manifest: Manifest, document: Mapping[str, An
         "report_file": REPORT_FILE,
         "manifest_file": MANIFEST_FILE,
         "blocks": blocks,
-        "law": law_sentence(_once(own), changed=changed),
+        "law": law_sentence(_once(own), changed=changed, faulty=departures(document["samplers"])),
         "exactness": _exactness(document, own),
         "drift": [drift_sentence(key, found) for key, found in (document.get("drift") or {}).items() if key == name],
         "k": k,

@@ -15,7 +15,7 @@ from pages import read
 
 import spectrain.evaluation.report as report
 from spectrain.errors import SpectrainError
-from spectrain.evaluation.acceptance_plots import alpha_plots, draw_survival
+from spectrain.evaluation.acceptance_plots import alpha_plots, draw_survival, law_plot, visited_plot
 from spectrain.evaluation.axes import styled
 from spectrain.evaluation.load_plots import load_plots
 from spectrain.evaluation.plots import cost_plot, sampler_plots
@@ -238,7 +238,7 @@ def test_kinds_that_lie_in_one_are_told_apart():
 def test_the_report_computes_nothing():
     """It may import errors, files, its own pages and what checks documents, and those no more than that."""
     allowed = {"spectrain.errors", "spectrain.files"}
-    names = {"acceptance_plots", "axes", "csv_tables", "document", "glossary", "kinds", "learning", "leaves",
+    names = {"acceptance_plots", "axes", "csv_tables", "document", "faults", "glossary", "kinds", "learning", "leaves",
              "load_plots", "picture", "plots", "profile", "report", "side_by_side", "svg", "view", "wording",
              "consistency", "contradictions", "load_checks", "shape", "sums", "trained"}  # fmt: skip
     own = {f"spectrain.evaluation.{name}" for name in names}
@@ -512,6 +512,26 @@ def test_no_two_series_of_a_plot_look_alike_and_the_total_is_in_the_colour_of_th
     looks = {(colour, str(dash)) for _, colour, _, dash in styled(range(36))}
     assert len(looks) == 36
     assert "currentColor" in alpha_plots(rows)[1].svg
+
+
+def test_a_contender_looks_the_same_in_every_plot(document, simulator, monkeypatch):
+    """Also where plain decoding is drawn, which takes none of the colours, or only some of the contenders are."""
+    block = document["samplers"][1]
+    drafters = [c for c in block["contenders"] if c["shape"]]
+    rows = [row | {"contender": c["contender"], "lossy": False, "drafter": c["drafter"], "k": c["k"], "given": None}
+            for c in drafters for row in c["pooled"]["visited_alpha"]]  # fmt: skip
+
+    def draw():
+        sampler_plots(block, "s1")
+        law_plot(block["distribution"], "s1")
+        visited_plot(rows, drafters, "s1")
+
+    looks = {}
+    for figure in drawn(monkeypatch, draw):
+        for handle in figure.axes[0].lines:
+            looks.setdefault(handle.get_label(), set()).add(handle.get_color())
+    assert looks["plain"] == {INK}
+    assert len(set.union(*(looks[c["contender"]] for c in drafters))) == len(drafters) == 3
 
 
 def test_what_names_an_axis_is_no_longer_than_the_axis(document, monkeypatch):

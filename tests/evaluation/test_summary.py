@@ -304,6 +304,7 @@ def test_a_fault_in_one_sampler_leaves_nothing_on_in_any(simulator, contender, f
     for shown in (html.unescape(page), text):
         assert f"A check of the output failed, not exact: {reason}: that is a fault of decoding." in shown
         assert "Turn it on" not in shown
+        assert f"Exact in law by the rule, but found not to be: {contender}." in shown
 
 
 def test_a_document_that_turns_on_what_is_not_exact_is_refused(simulator):
@@ -312,7 +313,7 @@ def test_a_document_that_turns_on_what_is_not_exact_is_refused(simulator):
     row = document["samplers"][0]["exactness"][0]
     row |= {"equal": row["equal"] - 1, "unexplained": 1}
     row["differences"].append({"conversation": "a", "kind": "desk", "position": 3, "logit_gap": 2.0})
-    with pytest.raises(SpectrainError, match="decision is 'on', but 'ngram k=5' was found not to be exact"):
+    with pytest.raises(SpectrainError, match=r"decision is 'on', but a check failed, not exact: ngram k=5 \("):
         check_document(document)
 
 
