@@ -1,7 +1,8 @@
 # make quickstart   install, fetch the target, prepare, train, evaluate, report (about 20 minutes on 2 cores)
 # make evaluate     the full sweep on all held-out chats of the quickstart's drafter (an hour or more)
 # make test         the whole suite, slow tests included
-# make test-serving bundles of every family served by vLLM, compared with spectrain (downloads 3.4 GB the first time);
+# make test-serving bundles of every family served by vLLM, compared with spectrain (how much it fetches the first time:
+#                   tests/serving/README.md);
 #                   BUNDLES="runs/a/bundle runs/b/bundle" for your own, else small ones are trained
 # make coverage     branches of exact/, identity, decoding, bundle and manifest that their tests take; less than 95% fails
 # make mutants      small faults put into exact/, one at a time: the tests have to find each

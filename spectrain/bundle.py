@@ -6,7 +6,7 @@ Saving is atomic, loading is strict, and neither touches a pickle, remote code o
 from __future__ import annotations
 
 import importlib.metadata
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -34,10 +34,12 @@ from spectrain.identity import (
 from spectrain.manifest import (
     MANIFEST_FILE,
     REPORT_FILE,
+    Belonging,
     ImportRecord,
     Manifest,
     TargetRecord,
     TokenizerRecord,
+    Trained,
     read_manifest,
     target_of,
 )
@@ -47,7 +49,9 @@ from spectrain.weights import OWN_TARGET
 __all__ = [
     "ADDED_LATER",
     "REPORT_FILE",
+    "Belonging",
     "BundleContents",
+    "Trained",
     "check_pairing",
     "load_drafter",
     "read_bundle",
@@ -81,12 +85,8 @@ def save_bundle(
     config: Mapping[str, Any],
     tensors: Mapping[str, Tensor],
     drafter: Mapping[str, Any],
-    target: TargetIdentity,
-    tokenizer: Any,
-    sampler: Mapping[str, Any],
-    recipe: Mapping[str, Any],
-    data_digests: Mapping[str, str],
-    eos_ids: Sequence[int] = (),
+    belongs: Belonging,
+    trained: Trained | None = None,
     write_more: Callable[[Path], None] = lambda folder: None,
     imported_from: ImportRecord | None = None,
 ) -> Manifest:
@@ -95,9 +95,10 @@ def save_bundle(
     ``config`` and ``tensors`` are a checkpoint as its interop format writes it, and are checked first;
     ``drafter`` is the drafter's own configuration. The tokenizer is read back before the bundle appears, so
     one that changes when saved is refused. ``write_more`` adds files; where they are a model in ``OWN_TARGET``, that is
-    the bundle's target from then on, derived from ``target``.
+    the bundle's target from then on, derived from the one that it ``belongs`` to.
     """
-    folder = Path(folder)
+    folder, trained = Path(folder), trained or Trained()
+    target, tokenizer, eos_ids = belongs.target, belongs.tokenizer, tuple(belongs.eos_ids)
     check_place(folder)
     format_ = interop.format_of_config(config, str(folder))
     settings, tensors = format_.from_checkpoint(config, tensors, str(folder))
@@ -121,14 +122,14 @@ def save_bundle(
                 decode_digest=identity.decode_digest,
                 traffic_digest=identity.traffic_digest,
                 components=identity.digests,
-                eos_ids=tuple(eos_ids),
+                eos_ids=eos_ids,
             ),
             taps=settings.taps,
             tap_convention=None if settings.taps is None else format_.TAP_CONVENTION,
-            sampler=dict(sampler),
+            sampler=dict(trained.sampler),
             draft_vocabulary_digest=_vocabulary_digest(format_, tensors),
-            recipe=dict(recipe),
-            data_digests=dict(data_digests),
+            recipe=dict(trained.recipe),
+            data_digests=dict(trained.data_digests),
             versions={name: importlib.metadata.version(name) for name in _LIBRARIES},
             files={name: file_digest(partial / name) for name in sorted(interop.list_files(partial))},
             imported_from=imported_from,
@@ -145,29 +146,18 @@ def check_place(folder: Path) -> None:
 
 
 def save_drafter(
-    folder: Path | str,
-    drafter: TrainableDrafter,
-    *,
-    target: TargetIdentity,
-    tokenizer: Any,
-    sampler: Mapping[str, Any],
-    recipe: Mapping[str, Any],
-    data_digests: Mapping[str, str],
-    eos_ids: Sequence[int] = (),
+    folder: Path | str, drafter: TrainableDrafter, belongs: Belonging, trained: Trained | None = None
 ) -> Manifest:
     """``save_bundle`` of a drafter in the format its servers read."""
+    target = belongs.target
     config, tensors = interop.format_for(drafter).from_drafter(drafter, target.name or "", [target.architecture])
     return save_bundle(
         folder,
         config=config,
         tensors={name: tensor.detach().cpu() for name, tensor in tensors.items()},
         drafter=drafter.config.model_dump(mode="json"),
-        target=target,
-        tokenizer=tokenizer,
-        sampler=sampler,
-        recipe=recipe,
-        data_digests=data_digests,
-        eos_ids=eos_ids,
+        belongs=belongs,
+        trained=trained,
         write_more=drafter.write_more,
     )
 

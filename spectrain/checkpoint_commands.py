@@ -113,9 +113,9 @@ def serve_command(arguments: Sequence[str], name: str = "spectrain serve-command
     k, bundle, report = one(options.k, "--k"), Path(options.bundle), options.report and Path(options.report)
     if k is None and bundle.is_dir():  # before what takes seconds to load
         from spectrain.evaluation.document import read_document
-        from spectrain.manifest import report_of
+        from spectrain.manifest import report_file
 
-        read_document(report_of(bundle, report))
+        read_document(report_file(bundle, report, ", or --k"))
     from spectrain.bundle import resolve_bundle
     from spectrain.serving import LeaveOffError, invocations, shell
 

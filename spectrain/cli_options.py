@@ -27,6 +27,7 @@ RULES = (
 )
 
 BAD_ROWS = "what happens to rows that cannot be read, rendered or answered; drop leaves them out, counted by reason"
+VARIANT = "what a variant overrides; may be given several times. 'base:' is the recipe as it is"
 
 
 class Parser(argparse.ArgumentParser):
@@ -46,7 +47,7 @@ def command_parser(name: str, text: str, example: str, done: str = DONE) -> Pars
 
 def recipe_command(name: str, text: str, example: str, done: str = DONE) -> Parser:
     parser = command_parser(name, text, example, done)
-    parser.add_argument("recipe", help="a YAML recipe; spectrain recipe writes one to start from")
+    option(parser, "recipe")
     parser.add_argument("overrides", nargs="*", metavar="key.path=value", help=OVERRIDES)
     return parser
 
@@ -127,9 +128,14 @@ def bundle(text: str) -> str:
 FLAGS: dict[str, dict[str, Any]] = {
     "bundle": {"metavar": "BUNDLE", "type": bundle, "help": "a bundle: a folder or a Hub id"},
     "destination": {"metavar": "DIR", "type": destination, "help": "the folder to write"},
+    "recipe": {"help": "a YAML recipe; spectrain recipe writes one to start from"},
+    "--answer-share": {"metavar": "SHARE", "type": float, "help": "share of the tokens that are answers"},
     "--bad-rows": {"choices": ("error", "drop"), "default": "error", "metavar": "error|drop", "help": BAD_ROWS},
     "--bandwidth": {"metavar": "GB/S", "type": float, "help": "of one device's memory"},
     "--batch": {"metavar": "SIZES", "type": sizes, "help": "requests that share a step, with commas"},
+    "--batch-groups": {"metavar": "N", "type": int, "help": "batches of each size"},
+    "--bundle": {"metavar": "BUNDLE", "type": bundle, "help": "a bundle of this target: a folder or a Hub id"},
+    "--context": {"metavar": "SIZES", "type": sizes, "help": "cached tokens behind a verification, with commas"},
     "--conversations": {"metavar": "N", "type": int, "help": "take this many chats, spread over the kinds"},
     "--dry-run": {"action": "store_true", "help": "say what would be done, and do nothing"},
     "--dtype": {"metavar": "DTYPE", "default": "float32", "help": "of the target"},
@@ -139,6 +145,7 @@ FLAGS: dict[str, dict[str, Any]] = {
     "--output": {"metavar": "DIR", "required": True, "type": output, "help": "the folder to write into"},
     "--report": {"metavar": "FILE", "help": "an acceptance.json"},
     "--revision": {"metavar": "REVISION", "help": "of a Hub id: branch, tag or commit"},
+    "--row-tokens": {"metavar": "N", "type": int, "help": "tokens of a row"},
     "--seed": {"metavar": "N", "type": int, "default": 0, "help": "seed of all that is random"},
     "--target": {"metavar": "NAME", "help": "the target: a folder or a Hub id"},
     "--target-revision": {"metavar": "REVISION", "help": "of the target's Hub id: branch, tag or commit"},
@@ -146,6 +153,7 @@ FLAGS: dict[str, dict[str, Any]] = {
     "--tflops": {"metavar": "TFLOP/S", "type": float, "help": "of one device, in the target's dtype"},
     "--traffic": {"metavar": "FILE", "nargs": "+", "help": "chats: .jsonl, .json, .parquet"},
     "--tree": {"metavar": "TREE", "action": "append", "help": TREE},
+    "--variant": {"metavar": "'NAME: key.path=value ...'", "action": "append", "help": VARIANT},
     "--verification": {"metavar": "RULES", "help": RULES},
 }
 OWN = "the bundle's own"
@@ -172,9 +180,8 @@ def counting(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--device-memory", type=float, metavar="GIB", help="of one device, to be fitted into")
     parser.add_argument("--tokens", type=int, metavar="N",
                         help="to train on (default: counted in a prepared run, or in the recipe's files)")  # fmt: skip
-    parser.add_argument("--answer-share", type=float, metavar="SHARE", help="share of --tokens that are answers")
-    parser.add_argument("--row-tokens", type=int, metavar="N",
-                        help="mean row of --tokens (default: 1024, at most data.max_length)")  # fmt: skip
+    option(parser, "--answer-share", "of --tokens")
+    option(parser, "--row-tokens", "of --tokens, the mean", otherwise="1024, at most data.max_length")
     for flag in ("--tflops", "--bandwidth"):
         option(parser, flag, otherwise="measured here")
     parser.add_argument("--utilisation", type=float, default=0.4, metavar="SHARE",
@@ -210,10 +217,8 @@ def under_load(parser: argparse.ArgumentParser) -> None:
     """Batches of requests, which are measured only where they are asked for."""
     option(parser, "--batch", "measures these too, for instance 1,2,4,8,16: what a verification costs there, and up "
            "to which it pays (with the first temperature)")  # fmt: skip
-    parser.add_argument("--context", type=sizes, metavar="SIZES",
-                        help="cached tokens behind a verification, with commas (default: what the measured requests "
-                        "have in the middle of their answers)")  # fmt: skip
-    parser.add_argument("--batch-groups", type=int, metavar="N", help="batches of each size (default: 8)")
+    option(parser, "--context", otherwise="what the measured requests have in the middle of their answers")
+    option(parser, "--batch-groups", otherwise="8")
     parser.add_argument("--request-rate", type=numbers, metavar="NUMBERS",
                         help="requests a second, with commas: running batch, latency and the best draft length there, "
                         "from the batches of --batch")  # fmt: skip
@@ -224,7 +229,7 @@ def greedy_check(parser: argparse.ArgumentParser) -> None:
     option(parser, "--traffic", "the last turn of each is answered", required=True)
     option(parser, "--bad-rows")
     option(parser, "--target", otherwise=OWN)
-    parser.add_argument("--bundle", metavar="BUNDLE", type=bundle, help="a bundle of this target: a folder or a Hub id")
+    option(parser, "--bundle")
     option(parser, "--conversations", default=64)
     option(parser, "--max-new-tokens")
     option(parser, "--batch", default="1,5")
@@ -241,9 +246,7 @@ def greedy_check(parser: argparse.ArgumentParser) -> None:
 
 def variants(parser: argparse.ArgumentParser) -> None:
     """What is tried against each other."""
-    parser.add_argument("--variant", action="append", required=True, metavar="'NAME: key.path=value ...'",
-                        help="what a variant overrides; give one or more. 'base:' is the recipe as it is; each is "
-                        "told against those before it")  # fmt: skip
+    option(parser, "--variant", "each is told against those before it", required=True)
     parser.add_argument("--seeds", default="0,1,2", metavar="NUMBERS",
                         help="training seeds, with commas (default: %(default)s)")  # fmt: skip
     option(parser, "--output", "NAME-SEED/, a run each, and ablation.json")

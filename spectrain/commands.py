@@ -20,13 +20,8 @@ from spectrain.drafters.ngram import NgramConfig, NgramDrafter
 from spectrain.drafters.ranks import RANKS_FILE
 from spectrain.errors import SpectrainError
 from spectrain.evaluation.acceptance import choose
-from spectrain.evaluation.bundles import (
-    compare_bundles,
-    evaluate_bundle,
-    parse_baselines,
-    resolve_bundles,
-    shared_target,
-)
+from spectrain.evaluation.bundles import compare_bundles, evaluate_bundle, parse_baselines
+from spectrain.evaluation.entrants import resolve_bundles, shared_target
 from spectrain.evaluation.exactness import ExactnessConfig, render
 from spectrain.evaluation.exactness import compare as compare_outputs
 from spectrain.evaluation.rank_tables import chat_ranks, render_ranks
@@ -161,7 +156,8 @@ def estimate(options: argparse.Namespace, tell: Tell) -> bool:
     from spectrain import estimate as counting  # not needed by the others
     from spectrain.config import load_recipe
     from spectrain.estimate_table import GIB, shortage, table
-    from spectrain.workload import check_positive, rates, workload
+    from spectrain.rates import check_positive, rates
+    from spectrain.workload import workload
 
     check_positive({"--device-memory": options.device_memory, "--tflops": options.tflops,
                     "--bandwidth": options.bandwidth})  # fmt: skip

@@ -82,7 +82,8 @@ def _of_recipe(path: Path, recipe: Recipe, online: bool) -> Subject:
     from spectrain.data.dropped import BadRowsError
     from spectrain.doctor import Subject
     from spectrain.preflight import file_faults
-    from spectrain.workload import bad_rows, rates, workload
+    from spectrain.rates import rates
+    from spectrain.workload import bad_rows, workload
 
     place, trouble = _place(recipe.target.name, recipe.target.revision, online)
     folders = {Path(recipe.output), Path(recipe.prepared or recipe.output)}

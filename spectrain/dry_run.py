@@ -19,17 +19,9 @@ from spectrain.errors import SpectrainError
 from spectrain.estimate_table import duration, size, table
 from spectrain.foresight import few_steps
 from spectrain.preflight import drafter_faults
+from spectrain.rates import Rates, check_positive, rates
 from spectrain.schedule import Curriculum
-from spectrain.workload import (
-    COUNTS_FILE,
-    Rates,
-    Workload,
-    check_positive,
-    local_tokenizer,
-    rates,
-    usable_traffic,
-    workload,
-)
+from spectrain.workload import COUNTS_FILE, Workload, local_tokenizer, usable_traffic, workload
 
 UTILISATION = 0.4  # what `spectrain estimate` assumes unless told
 

@@ -7,7 +7,7 @@ on shapes alone. Time is operations and bytes over a device's rates; what had to
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from functools import cache
+from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,7 @@ from spectrain.attention import context
 from spectrain.blueprint import (
     Blueprint,
     HeadRows,
+    Pass,
     Step,
     blueprint_drafter,
     cache_bytes,
@@ -32,8 +33,9 @@ from spectrain.errors import SpectrainError
 from spectrain.fetching import refused
 from spectrain.head_loss import CHUNK
 from spectrain.identity import tokenizer_size
+from spectrain.rates import Rates
 from spectrain.weights import floating_dtype
-from spectrain.workload import Rates, Side, Workload
+from spectrain.workload import Side, Workload
 
 CHUNK_COPIES = 8  # matrices of chunk x columns in float32 that a loss and its gradient hold at once
 LAW_COPIES = 4  # matrices of batch x vocabulary in float32 that sampling holds
@@ -126,6 +128,14 @@ class _Plan:
                              feature_dtype=self.feature_dtype, half=self.recipe.training.precision == "bf16",
                              **settings)  # fmt: skip
 
+    @cache  # noqa: B019
+    def _pass(self, rows: int, length: int) -> Pass:
+        return target_pass(self.target, rows, length, self.taps)
+
+    @cached_property
+    def _cache_bytes(self) -> int:
+        return cache_bytes(self.target)
+
     # --- memory -----------------------------------------------------------------------------------------------
 
     def memory(self) -> dict[str, Any]:
@@ -142,7 +152,7 @@ class _Plan:
         batch, prompt = min(settings.batch_size, self.work.train.rows), max(1, length - settings.max_new_tokens)
         parts = {
             "target": self.target_bytes,
-            "cache": batch * length * cache_bytes(self.target),
+            "cache": batch * length * self._cache_bytes,
             "prompts": target_pass(self.target, batch, prompt).peak_bytes,
             "laws": batch * self.target.vocab_size * FLOAT * LAW_COPIES,
         }
@@ -154,7 +164,7 @@ class _Plan:
     def _target_pass(self, tokens: int) -> dict[str, int]:
         """What the target computes to give the features of so many tokens."""
         length = self._length()
-        forward = target_pass(self.target, max(1, tokens // length), length, self.taps).peak_bytes
+        forward = self._pass(max(1, tokens // length), length).peak_bytes
         return {"forward": forward, "laws": CHUNK * self.target.vocab_size * FLOAT * 2}
 
     def _training(self) -> dict[str, int]:
@@ -231,8 +241,7 @@ class _Plan:
             + steps * self.trainable * OPTIMIZER_TRAFFIC / self.rates.bandwidth,
             "validation": validations * self.work.heldout.rows * validate_flops / speed / self.processes,
         }
-        total = sum(seconds.values())
-        mean = self.work.train.mean[0]
+        total, mean = sum(seconds.values()), self.work.train.mean[0]
         return {**seconds, "total": total, "steps": steps, "training_flops_per_token": train_flops / mean,
                 "training_tokens_per_second": tokens * epochs / seconds["training"]}  # fmt: skip
 
@@ -245,19 +254,16 @@ class _Plan:
         asked = self.recipe.loss.teacher == "target" and self.recipe.data.teacher_top_k is None
         heads = [head for step in steps for head in step.heads]
         flops = sum(step.flops for step in steps) + sum(h.flops + asked * h.teacher_flops for h in heads)
-        scored = self._step(1, *shape, depths=self._validation_depths())
+        depths = min(filter(None, (self.recipe.training.validation_depths, self.drafter.deepest)))
+        scored = self._step(1, *shape, depths=depths)
         validation = scored.forward_flops + sum(h.forward_flops + h.teacher_flops for h in scored.heads)
         live = [self._feature_flops(side) if self.live else 0 for side in (self.work.train, self.work.heldout)]
         return flops / len(steps) + live[0], validation + live[1]
 
-    def _validation_depths(self) -> int:
-        wanted = self.recipe.training.validation_depths
-        return min(wanted, self.drafter.deepest) if self.drafter.deepest else wanted
-
     def _feature_flops(self, side: Side) -> int:
         """Operations of the target on a mean row."""
         length, answer = side.mean
-        return target_pass(self.target, 1, length, self.taps).flops + answer * self._head_flops()
+        return self._pass(1, length).flops + answer * self._head_flops()
 
     def _answer_seconds(self, side: Side) -> float:
         """Prompts at the device's operations; then a step for every token of a batch, which takes as long as the
@@ -266,11 +272,11 @@ class _Plan:
         assert settings is not None
         length, answer = side.mean
         prompt = max(1, length - answer)
-        whole, start = target_pass(self.target, 1, length).flops, target_pass(self.target, 1, prompt).flops
+        whole, start = self._pass(1, length).flops, self._pass(1, prompt).flops
         batches = -(-side.rows // settings.batch_size)
         steps = batches * settings.max_new_tokens
         embedding = 0 if self.target.config.tie_word_embeddings else self.target.embedding_weight.nbytes
-        cached = side.rows * answer * (prompt + answer / 2) * cache_bytes(self.target)
+        cached = side.rows * answer * (prompt + answer / 2) * self._cache_bytes
         reading = (steps * (self.target_bytes - embedding) + cached) / self.rates.bandwidth
         computing = side.rows * (whole - start + answer * self._head_flops()) / self.rates.effective
         return side.rows * start / self.rates.effective + max(reading, computing)

@@ -13,7 +13,15 @@ from typing import Any
 
 from transformers import AutoTokenizer, PreTrainedConfig
 
-from spectrain.bundle import ADDED_LATER, check_pairing, check_place, read_bundle, save_bundle, unbound_drafter
+from spectrain.bundle import (
+    ADDED_LATER,
+    Belonging,
+    check_pairing,
+    check_place,
+    read_bundle,
+    save_bundle,
+    unbound_drafter,
+)
 from spectrain.errors import SpectrainError
 from spectrain.files import atomic_folder, file_digest
 from spectrain.identity import compare, tokenizer_identity
@@ -95,12 +103,7 @@ def import_checkpoint(
             config=native.config,
             tensors=native.tensors,
             drafter=drafter.config.model_dump(mode="json"),
-            target=target.identity(),
-            tokenizer=target.tokenizer,
-            sampler={},
-            recipe={},
-            data_digests={},
-            eos_ids=target.eos_ids,
+            belongs=Belonging.to(target),
             imported_from=record,
         )
         if verify:

@@ -12,7 +12,8 @@ from transformers import GenerationConfig
 from spectrain.config import Recipe
 from spectrain.data.conversations import Conversation
 from spectrain.errors import SpectrainError
-from spectrain.evaluation.decisions import fewest
+from spectrain.evaluation.decisions import Choice, fewest
+from spectrain.evaluation.samples import kind_and_parents
 from spectrain.exact.sampler import Sampler
 
 FEW_STEPS = 200  # a new drafter is hardly better than chance before
@@ -51,13 +52,15 @@ def _longer(recipe: Recipe, steps: int) -> str:
 def few_heldout(recipe: Recipe, train: Sequence[Conversation], heldout: Sequence[Conversation]) -> list[str]:
     """Notes on held-out chats that are too few for a verdict, over all or by kind, or lack what training has."""
     found, choices = [], _choices(recipe)
-    least = fewest(choices)
-    among = f"at least {least} are needed to choose among {choices}"
     trained, held = (Counter(chat.kind for chat in side) for side in (train, heldout))
-    scarce = {kind: held[kind] for kind in sorted(trained | held) if held[kind] < least}
-    more = _more(recipe, trained + held, least)
+    each = Choice(choices, _looks(trained + held))
+    least, enough = fewest(choices), fewest(each.looks)
+    scarce = {kind: held[kind] for kind in sorted(trained | held) if held[kind] < enough}
+    among = f"at least {enough} are needed to choose among {each}"
+    more = _more(recipe, trained + held, enough)
     if len(heldout) < least:
-        found.append(f"{len(heldout)} held-out conversations are too few for a verdict, {among}; {more}")
+        found.append(f"{len(heldout)} held-out conversations are too few for a verdict, at least {least} are needed to "
+                     f"choose among {choices}; {more}")  # fmt: skip
     elif scarce and len(trained | held) > 1:
         counts = ", ".join(f"{kind} {count}" for kind, count in list(scarce.items())[:5])
         counts += f", and {len(scarce) - 5} more" if len(scarce) > 5 else ""
@@ -67,6 +70,14 @@ def few_heldout(recipe: Recipe, train: Sequence[Conversation], heldout: Sequence
         found.append(f"{with_tools[0]} conversations in training have tools and none held out, so nothing is measured "
                      f"on such; {more}, or give chats a kind: each is held out in proportion")  # fmt: skip
     return found
+
+
+def _looks(sizes: Counter[str]) -> int:
+    """On how many kinds a verdict is given where each has enough chats: with those they lie in, and none twice."""
+    totals: Counter[str] = Counter()
+    for kind, count in sizes.items():
+        totals.update(dict.fromkeys(kind_and_parents(kind), count))
+    return max(1, sum(count != totals.get(kind.rpartition("/")[0]) for kind, count in totals.items()))
 
 
 def _choices(recipe: Recipe) -> int:

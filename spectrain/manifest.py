@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
 
@@ -14,7 +16,33 @@ from spectrain.files import json_digest
 from spectrain.identity import TargetIdentity
 from spectrain.weights import OWN_TARGET
 
+if TYPE_CHECKING:
+    from spectrain.target import Target
+
 MANIFEST_FILE, REPORT_FILE = "spectrain.json", "acceptance.json"
+
+
+@dataclass(frozen=True)
+class Belonging:
+    """The target that a bundle belongs to, its tokenizer, and the ids that end an answer beside the tokenizer's own."""
+
+    target: TargetIdentity
+    tokenizer: Any
+    eos_ids: Sequence[int] = ()
+
+    @classmethod
+    def to(cls, target: Target) -> Belonging:
+        return cls(target.identity(), target.tokenizer, target.eos_ids)
+
+
+@dataclass(frozen=True)
+class Trained:
+    """What a training run knows of itself: the sampler of the answers it learnt from, its resolved recipe, and digests
+    of its data by name. Nothing, of a drafter that was trained elsewhere."""
+
+    sampler: Mapping[str, Any] = field(default_factory=dict)
+    recipe: Mapping[str, Any] = field(default_factory=dict)
+    data_digests: Mapping[str, str] = field(default_factory=dict)
 
 
 class _Record(BaseModel):
@@ -126,15 +154,26 @@ def check_bundle(name: str) -> None:
         raise _no_bundle(folder)
 
 
-def report_of(bundle: Path, given: Path | None) -> Path:
-    """The report that was given, or else the bundle's own; SpectrainError where it has none."""
-    path = given or bundle / REPORT_FILE
-    if given is None and not path.is_file():
+def report_file(bundle: Path, given: Path | None, instead: str = "") -> Path:
+    """The report that was given, a file or its folder, or else the bundle's own; SpectrainError where there is none.
+
+    ``instead`` says what may be given in its place.
+    """
+    path = given or bundle
+    path = path / REPORT_FILE if path.is_dir() else path
+    if not path.is_file():
         raise SpectrainError(
-            f"{bundle} has no {REPORT_FILE}: nobody has measured yet whether it pays; evaluate it, or give the report "
-            "of an evaluation with --report, or --k"
+            f"{path} is not there, so nobody can tell whether {bundle} pays; {measure_again(bundle)}{instead}"
         )
     return path
+
+
+def measure_again(bundle: Path) -> str:
+    """How a bundle gets a report."""
+    return (
+        f"measure this one: spectrain evaluate {bundle} --traffic chats.jsonl --output DIR, and give "
+        f"--report DIR/{REPORT_FILE}"
+    )
 
 
 def holds_bundle(folder: Path) -> str | None:
@@ -174,14 +213,24 @@ def template_kwargs(manifest: Manifest) -> dict[str, Any]:
     return dict(manifest.recipe.get("data", {}).get("chat_template_kwargs", {}))
 
 
-def chose_the_step(manifest: Manifest, conversations: str) -> bool:
-    """Whether the conversations with this digest are the held-out ones by which training chose its step or its end.
+def chose_the_step(manifests: Iterable[Manifest], conversations: str) -> bool | None:
+    """Whether the conversations with this digest are held-out ones by which a bundle's training chose its step or end.
 
-    They are also recognised with other answers than those that training saw, where these were regenerated.
+    They are also recognised with other answers than those that training saw, where these were regenerated. None where
+    nobody can tell: bundles of earlier versions do not say what they were before they were answered anew.
     """
+    found = [_chose(manifest, conversations) for manifest in manifests]
+    return True if True in found else None if None in found else False
+
+
+def _chose(manifest: Manifest, conversations: str) -> bool | None:
     training, digests = manifest.recipe.get("training", {}), manifest.data_digests
-    chose = training.get("select") == "best" or training.get("patience") is not None
-    return chose and conversations in (digests.get("heldout"), digests.get("heldout_asked"))
+    if training.get("select") != "best" and training.get("patience") is None:
+        return False
+    if conversations in (digests.get("heldout"), digests.get("heldout_asked")):
+        return True
+    unsaid = bool(manifest.recipe.get("regenerate")) and "heldout" in digests and "heldout_asked" not in digests
+    return None if unsaid else False
 
 
 def public_target(manifest: Manifest) -> TargetRecord:

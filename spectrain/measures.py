@@ -6,8 +6,6 @@ the pooled rate, never a mean of rates.
 Words: *accepted prefix length* is the number of accepted draft tokens of a round, without repair or bonus;
 *tokens per round* (τ) counts committed tokens, with repair or bonus, clipped at EOS and at the budget. A
 *whole* round is one that was not clipped; it commits exactly one token more than it accepts.
-
-Shapes: N rounds, K draft positions.
 """
 
 from __future__ import annotations
@@ -16,14 +14,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
-from torch import Tensor
-
 from spectrain.errors import SpectrainError
-
-
-def accepted_prefix_lengths(flags_NK: Tensor) -> Tensor:
-    """int64 [N]: the accepts before the first rejection of each row of flags (bool or 0/1) [N, K]."""
-    return flags_NK.bool().long().cumprod(-1).sum(-1)
 
 
 @dataclass
@@ -54,14 +45,6 @@ class RoundCounts:
         for proposed, accepted, committed, clipped in rounds:
             counts.add(_count(proposed), _count(accepted), _count(committed), bool(clipped))
         return counts
-
-    @classmethod
-    def from_flags(cls, flags_NK: Tensor, lengths_N: Tensor | None = None) -> RoundCounts:
-        """From accept flags [N, K], each row a whole round of K proposals, or of lengths [N]."""
-        accepted = accepted_prefix_lengths(flags_NK).tolist()
-        proposed = [flags_NK.shape[-1]] * len(accepted) if lengths_N is None else lengths_N.tolist()
-        pairs = zip(proposed, accepted, strict=True)
-        return cls.from_rounds((p, min(p, a), min(p, a) + 1, False) for p, a in pairs)
 
     def __add__(self, other: RoundCounts) -> RoundCounts:
         return RoundCounts(self.seen + other.seen)
@@ -135,12 +118,6 @@ class RoundCounts:
             accepted += length * times
             tested += min(length + 1, proposed) * times
         return pooled_rate([accepted], [tested], "alpha")
-
-    @property
-    def acceptance_rate(self) -> float:
-        """Accepted ÷ proposed draft tokens of whole rounds; unlike α it falls with the draft length."""
-        whole = self.whole
-        return pooled_rate([whole.accepted_tokens], [whole.proposed_tokens], "acceptance rate")
 
     def _longest(self) -> int:
         return max((proposed for (proposed, _, _, clipped) in self.seen if not clipped), default=0)

@@ -19,7 +19,7 @@ import torch
 
 from spectrain import preflight
 from spectrain.attention import context
-from spectrain.bundle import REPORT_FILE, save_drafter
+from spectrain.bundle import REPORT_FILE, Belonging, Trained, save_drafter
 from spectrain.config import Recipe
 from spectrain.data.batches import answer_counts, plan_epoch, some_rows
 from spectrain.data.conversations import Conversation, EncodedRow, encode_all, load_conversations
@@ -214,10 +214,7 @@ class Run:
         sampler = asdict(self.recipe.regenerate.sampler) if self.recipe.regenerate else {}
 
         def save(folder: Path) -> None:
-            save_drafter(
-                folder, drafter, target=self.target.identity(), tokenizer=self.target.tokenizer, sampler=sampler,
-                recipe=recipe, data_digests=prepared.digests(), eos_ids=self.target.eos_ids,
-            )  # fmt: skip
+            save_drafter(folder, drafter, Belonging.to(self.target), Trained(sampler, recipe, prepared.digests()))
 
         trainer = Trainer(drafter, self.target.head, prepared.train_store, prepared.heldout_store,
                           loss=self.recipe.loss, optim=self.recipe.optim, config=self.recipe.training,

@@ -2,29 +2,26 @@
 
 from __future__ import annotations
 
-import json
 import shlex
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from spectrain.errors import SpectrainError
-from spectrain.evaluation.document import read_document
-from spectrain.interop import WEIGHTS_FILE, Served, format_of_config, read_config
+from spectrain.evaluation.own_report import own_report
+from spectrain.interop import Served, format_of_config, read_config, vllm_command
 from spectrain.interop.layouts import layouts_of
-from spectrain.manifest import Manifest, read_manifest, report_of, target_of
+from spectrain.manifest import Manifest, read_manifest, report_file, target_of
+
+INSTEAD = ", or --k"  # of a report
 
 
 class LeaveOffError(SpectrainError):
     """The bundle's report says not to draft."""
 
 
-def serve_commands(bundle: Path, k: int | None = None) -> str:
-    """How a bundle is served, as text for a shell; what to mind as comments. See ``invocations``."""
-    return shell(invocations(bundle, k))
-
-
 def shell(found: Mapping[str, Any]) -> str:
+    """What ``invocations`` found, as text for a shell; what to mind as comments."""
     lines = [f"# {found['k']} draft tokens a round: {found['reason']}", *found["notes"]]
     return "\n".join([*lines, *(line for name, own in found["servers"].items() for line in ("", f"# {name}", *own))])
 
@@ -33,9 +30,8 @@ def invocations(bundle: Path, k: int | None = None, report: Path | None = None) 
     """How vLLM, SGLang and transformers are started with a bundle: k, the reason for it, notes, and lines by server.
 
     ``k`` is the number of draft tokens a round; by default what the report recommends, which is the bundle's own unless
-    given. Raises SpectrainError
-    where there is no report, it recommends a tree, or nobody else takes such drafters, and LeaveOffError where it says
-    to leave the drafter off.
+    given. Raises SpectrainError where there is no report of this bundle, it recommends a tree, or nobody else takes
+    such drafters, and LeaveOffError where it says to leave the drafter off.
     """
     manifest = read_manifest(bundle)
     config = read_config(bundle)
@@ -78,11 +74,8 @@ def _family(manifest: Manifest) -> str:
 
 def _recommended(bundle: Path, manifest: Manifest, report: Path | None) -> tuple[int, str]:
     """k of the report's first sampler, for the bundle's own drafter, and the reason in words."""
-    path, family = report_of(bundle, report), _family(manifest)
-    document = read_document(path)
-    if report is not None and document["context"]["drafter"].get("weights") != manifest.files[WEIGHTS_FILE]:
-        raise SpectrainError(f"{path} is the report of another drafter; give one of {bundle}")
-    block = document["samplers"][0]
+    path, family = report_file(bundle, report, INSTEAD), _family(manifest)
+    block = own_report(bundle, manifest, report, INSTEAD)["samplers"][0]
     overall, own = block["verdict"]["overall"], block["verdict"]["by_drafter"].get(family)
     if own is None:
         raise SpectrainError(f"{path} did not measure {family}; evaluate the bundle, or give --k")
@@ -110,17 +103,15 @@ def _warnings(target: str, manifest: Manifest) -> list[str]:
     return []
 
 
-def _revision(manifest: Manifest, flag: str) -> list[str]:
-    revision = manifest.target.revision if manifest.derived_from is None else None
-    return [flag, revision] if revision else []
+def _revision(manifest: Manifest) -> str | None:
+    """Of the target's Hub id; none where the target lies in the bundle."""
+    return manifest.target.revision if manifest.derived_from is None else None
 
 
 def _vllm(bundle: Path, target: str, manifest: Manifest, how: Served, k: int) -> str:
     if how.vllm is None:
         return f"# vLLM has no {_family(manifest)} drafters"
-    settings = {"method": how.vllm, "model": str(bundle), "num_speculative_tokens": k}
-    words = ["vllm", "serve", target, *_revision(manifest, "--revision"), "--speculative-config", json.dumps(settings)]
-    return shlex.join(words)
+    return vllm_command(target, _revision(manifest), str(bundle), how.vllm, k)
 
 
 def _sglang(bundle: Path, target: str, manifest: Manifest, how: Served, k: int) -> list[str]:
@@ -134,7 +125,9 @@ def _sglang(bundle: Path, target: str, manifest: Manifest, how: Served, k: int) 
             return ["# SGLang puts the target's embedding in the place of this drafter's own: it cannot serve it"]
         draft = f"{bundle}-{how.sglang_layout}"
         lines.append(shlex.join(["spectrain", "export", str(bundle), how.sglang_layout, draft]))
-    words = ["python", "-m", "sglang.launch_server", "--model-path", target, *_revision(manifest, "--revision"),
+    revision = _revision(manifest)
+    at = ["--revision", revision] if revision else []
+    words = ["python", "-m", "sglang.launch_server", "--model-path", target, *at,
              "--speculative-algorithm", how.sglang, "--speculative-draft-model-path", draft,
              "--speculative-num-steps", str(k), "--speculative-eagle-topk", "1",
              "--speculative-num-draft-tokens", str(k + 1)]  # fmt: skip
@@ -145,7 +138,8 @@ def _transformers(bundle: Path, target: str, manifest: Manifest, how: Served, k:
     if not how.assistant:
         says = f"# transformers' generate has no {_family(manifest)} drafters; spectrain's own does:"
         return [says, *_spectrain(bundle, k)]
-    at = "".join(f", revision={word!r}" for word in _revision(manifest, "")[1:])
+    revision = _revision(manifest)
+    at = f", revision={revision!r}" if revision else ""
     program = [
         "from transformers import AutoModelForCausalLM, AutoTokenizer",
         f"tokenizer = AutoTokenizer.from_pretrained({target!r}{at})",

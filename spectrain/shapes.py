@@ -9,7 +9,6 @@ are the first so many. A parent of -1 is the pending token; -2 marks a node that
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import ClassVar, Literal
@@ -247,11 +246,3 @@ class Layout:
         at_BX = lengths_B[:, None] + torch.arange(X, device=lengths_B.device)
         index_BMX = at_BX.unsqueeze(1).expand(-1, M, -1)
         return sees_BMC.repeat(1, M, 1).scatter_(2, index_BMX, self.sees_BMX.expand(B, -1, -1))
-
-
-def paths_of(parents: Sequence[int]) -> list[list[int]]:
-    """For every node its path from the root, for people and tests."""
-    found: list[list[int]] = []
-    for node, parent in enumerate(parents):
-        found.append([*(found[parent] if parent >= 0 else []), node])
-    return found

@@ -228,7 +228,7 @@ def baseline(module: str) -> QuickFirst:
     order = QuickFirst({})
     if run_tests(module, order):
         raise SystemExit(f"{module}: its tests fail, or there are none, without any mutant")
-    for name in [name for name in sys.modules if name.startswith(("spectrain.", "test_"))]:
+    for name in [name for name in sys.modules if name.startswith(("spectrain.", "test_", "integrated"))]:
         del sys.modules[name]
     gc.collect()
     gc.freeze()  # a fork that looks for garbage would copy every page

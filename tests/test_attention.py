@@ -10,6 +10,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from paths import paths_of
 from transformers import (
     CONFIG_MAPPING,
     AutoModelForCausalLM,
@@ -24,7 +25,7 @@ from transformers import (
 from spectrain.attention import Masks, cached_forward, check_attention, context, layer_kinds
 from spectrain.cache import KeyValueCache, cache_argument
 from spectrain.errors import SpectrainError
-from spectrain.shapes import ABSENT, Layout, paths_of
+from spectrain.shapes import ABSENT, Layout
 
 C19 = [-1, 0, 0, 1, 1, 2]
 DEEP = [-1, 0, 1, 2, 3, 4, 5, 6]  # deeper than the tiny models' windows

@@ -10,7 +10,16 @@ from huggingface_hub.errors import LocalEntryNotFoundError
 from transformers import configuration_utils
 
 from spectrain import bundle, interop
-from spectrain.bundle import check_pairing, load_drafter, read_bundle, resolve_bundle, save_bundle, save_drafter
+from spectrain.bundle import (
+    Belonging,
+    Trained,
+    check_pairing,
+    load_drafter,
+    read_bundle,
+    resolve_bundle,
+    save_bundle,
+    save_drafter,
+)
 from spectrain.drafters.eagle import EagleConfig, EagleDrafter
 from spectrain.errors import SpectrainError
 from spectrain.files import file_digest, json_digest
@@ -33,7 +42,7 @@ TARGET = TargetIdentity("LlamaForCausalLM", "c" * 64, "w" * 64, "org/target", "a
 
 @pytest.fixture
 def save(make_eagle3, make_tokenizer):
-    def save(folder, *, target=TARGET, tokenizer=None, eagle3=None, **changes):
+    def save(folder, *, target=TARGET, tokenizer=None, eos_ids=(), eagle3=None, **changes):
         settings, tensors = eagle3 or make_eagle3()
         config, tensors = speculators_eagle3.to_checkpoint(settings, tensors)
         return save_bundle(
@@ -41,11 +50,8 @@ def save(make_eagle3, make_tokenizer):
             config=config,
             tensors={**tensors, **changes.pop("tensors", {})},
             drafter={"type": "eagle3", "depths": 3},
-            target=target,
-            tokenizer=tokenizer or make_tokenizer(),
-            sampler={"temperature": 0.0},
-            recipe={"optim": {"lr": 1e-4}},
-            data_digests={"train": "d" * 64},
+            belongs=Belonging(target, tokenizer or make_tokenizer(), eos_ids),
+            trained=Trained({"temperature": 0.0}, {"optim": {"lr": 1e-4}}, {"train": "d" * 64}),
             **changes,
         )
 
@@ -94,9 +100,8 @@ def test_what_is_saved_is_read_back(folder, make_eagle3, make_tokenizer):
 
 def test_a_drafter_comes_back_bound_to_its_target_and_to_no_other(chat_target, tmp_path):
     drafter = EagleDrafter.build(EagleConfig(depths=2), chat_target, None)
-    facts = {"sampler": {"temperature": 0.0}, "recipe": {"data": {"chat_template_kwargs": {"x": 1}}}}
-    save_drafter(tmp_path / "b", drafter, target=chat_target.identity(), tokenizer=chat_target.tokenizer,
-                 data_digests={}, eos_ids=chat_target.eos_ids, **facts)  # fmt: skip
+    trained = Trained({"temperature": 0.0}, {"data": {"chat_template_kwargs": {"x": 1}}})
+    save_drafter(tmp_path / "b", drafter, Belonging.to(chat_target), trained)
     loaded, contents, notes = load_drafter(tmp_path / "b", chat_target)
     assert (notes, loaded.training) == ((), False)
     assert {name: tensor.tolist() for name, tensor in loaded.state_dict().items()} == {
@@ -455,10 +460,26 @@ def test_a_recipe_has_sections(folder, section):
         ({"select": "last", "patience": None}, {"heldout": "h"}, False),
         ({"select": "best", "patience": None}, {"heldout": "other", "train": "h"}, False),
         ({"select": "best", "patience": None}, {}, False),
+        ({"select": "best", "patience": None, "anew": True}, {"heldout": "h"}, True),
+        ({"select": "best", "patience": None, "anew": True}, {"heldout": "anew"}, None),  # an earlier version's
+        ({"select": "last", "patience": None, "anew": True}, {"heldout": "anew"}, False),
+        ({"select": "best", "patience": None, "anew": True}, {"heldout": "anew", "heldout_asked": "x"}, False),
         (None, {"heldout": "h"}, False),
     ],
 )
 def test_a_manifest_tells_which_conversations_chose_the_step(folder, training, digests, chose):
     recipe = {} if training is None else {"training": training}
+    recipe |= {"regenerate": {"max_new_tokens": 4}} if training and training.pop("anew", False) else {}
     edit_manifest(folder, lambda manifest: manifest.update(recipe=recipe, data_digests=digests))
-    assert chose_the_step(read_manifest(folder), "h") is chose
+    assert chose_the_step([read_manifest(folder)], "h") is chose
+
+
+def test_one_of_several_that_chose_with_them_is_enough_and_one_that_cannot_tell_leaves_it_open(folder):
+    def manifest(digests, regenerate=None):
+        recipe = {"training": {"select": "best"}, "regenerate": regenerate}
+        return read_manifest(folder).model_copy(update={"recipe": recipe, "data_digests": digests})
+
+    chose, other, unsaid = manifest({"heldout": "h"}), manifest({"heldout": "x"}), manifest({"heldout": "x"}, {"k": 1})
+    assert chose_the_step([unsaid, chose, other], "h") is True
+    assert chose_the_step([other, unsaid], "h") is None
+    assert chose_the_step([other], "h") is False

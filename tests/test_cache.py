@@ -11,11 +11,12 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from paths import paths_of
 from transformers import CONFIG_MAPPING, AutoModelForCausalLM, DynamicCache, PreTrainedModel
 
 from spectrain.cache import BufferedLayer, KeyValueCache, cache_argument, check_reversible, last_positions
 from spectrain.errors import SpectrainError
-from spectrain.shapes import Layout, paths_of
+from spectrain.shapes import Layout
 from spectrain.target import Target
 
 TAPS = (0, 3, 7)

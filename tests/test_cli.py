@@ -813,7 +813,7 @@ def test_the_folder_around_a_bundle_is_told_from_it(fails, finished_run, tmp_pat
     ("line", "said"),
     [
         ("serve-command {run}", "is no bundle"),
-        ("serve-command {bundle}", "nobody has measured yet whether it pays"),
+        ("serve-command {bundle}", "nobody can tell whether"),
         ("serve-command {bundle} --report {bundle}/config.json", "schema is None"),
         ("publish {bundle} drafter", "has no owner"),
     ],

@@ -9,7 +9,7 @@ from collections import defaultdict
 import pytest
 import yaml
 
-from spectrain import cli
+from spectrain import benchmarks, cli
 from spectrain.cli_options import FLAGS, Parser
 from spectrain.config import load_recipe
 from spectrain.errors import SpectrainError
@@ -17,6 +17,7 @@ from spectrain.exact import proof
 from spectrain.recipe_commands import starter, starters
 
 ALIKE = ("type", "metavar", "nargs", "choices", "const")
+BENCHMARKS = {f"benchmarks/{c.__name__}": c for c in (benchmarks.decoding, benchmarks.batching, benchmarks.training)}
 HEAVY = ("torch", "transformers", "numpy", "pydantic", "accelerate", "huggingface_hub", "packaging", "yaml", "httpx")
 
 
@@ -36,7 +37,7 @@ def parser_of(monkeypatch):
             context.setattr(Parser, "parse_args", stop)
             context.setattr(Parser, "parse_intermixed_args", stop)
             with pytest.raises(FoundError) as found:
-                cli.COMMANDS[name](arguments, name=f"spectrain {name}")
+                (cli.COMMANDS | BENCHMARKS)[name](arguments, name=f"spectrain {name}")
         return found.value.args[0]
 
     return parser_of
@@ -44,9 +45,9 @@ def parser_of(monkeypatch):
 
 @pytest.fixture
 def options(parser_of):
-    """Every option of every command: flag -> (command, action)."""
+    """Every option of every command, benchmarks too: flag -> (command, action)."""
     found = defaultdict(list)
-    for name in cli.COMMANDS:
+    for name in (*cli.COMMANDS, *BENCHMARKS):
         for action in parser_of(name)._actions:
             found[action.option_strings[-1] if action.option_strings else action.dest].append((name, action))
     found.pop("--help")

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from spectrain import cli
-from spectrain import workload as workloads
+from spectrain import rates as device_rates
 from spectrain.config import load_recipe
 from spectrain.data import conversations
 from spectrain.dry_run import row_lengths
@@ -103,7 +103,7 @@ def test_given_answers_are_encoded_once(make_recipe, tmp_path, capsys, monkeypat
 def test_rates_that_are_given_are_not_measured(make_recipe, tmp_path, capsys, monkeypatch):
     recipe = make_recipe(tmp_path)
     for name in ("measure_flops", "measure_bandwidth"):
-        monkeypatch.setattr(workloads, name, lambda *_: pytest.fail("nothing is left to be measured"))
+        monkeypatch.setattr(device_rates, name, lambda *_: pytest.fail("nothing is left to be measured"))
     cli.train([str(recipe), "--dry-run", "--tflops", "2", "--bandwidth", "30"])
     told = capsys.readouterr()
     assert "2 TFLOP/s at a utilisation of 40%, 30 GB/s (as given)" in told.out

@@ -91,9 +91,15 @@ def test_what_a_verdict_needs_is_told_over_all_and_by_kind(recipe):
     parts = split_conversations([*chats(120), *chats(30, "sql")], heldout_fraction=0.06)
     (note,) = few_heldout(data, parts.train, parts.heldout)
     assert "on each kind (chat 7, sql 2)" in note
-    assert "data.heldout_fraction (0.05), to 0.27 for 8 of each kind" in note
-    share = split_conversations([*chats(120), *chats(30, "sql")], heldout_fraction=0.27)
+    assert "at least 9 are needed to choose among 4 on each of 2 kinds" in note  # each kind is another look
+    assert "data.heldout_fraction (0.05), to 0.3 for 9 of each kind" in note
+    share = split_conversations([*chats(120), *chats(30, "sql")], heldout_fraction=0.3)
     assert few_heldout(data, share.train, share.heldout) == []  # what was named is enough
+    nested = [*chats(60, "desk/a"), *chats(60, "desk/b"), *chats(60, "mail/c")]
+    (note,) = few_heldout(data, nested, [])[:1]
+    assert "0 held-out conversations are too few for a verdict, at least 8 are needed to choose among 4;" in note
+    (note,) = few_heldout(data, nested, nested[:10])
+    assert "to choose among 4 on each of 4 kinds" in note  # mail is all that mail/c is
     assert "give data.heldout more chats" in few_heldout(loaded(recipe), chats(9), chats(2))[0]
 
 

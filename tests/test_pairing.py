@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import random
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -17,7 +18,7 @@ from tokenizers import Tokenizer, models, normalizers
 from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
 
 from spectrain import cli, weights
-from spectrain.bundle import save_bundle
+from spectrain.bundle import Belonging, save_bundle
 from spectrain.check import check
 from spectrain.errors import SpectrainError
 from spectrain.identity import TargetIdentity, compare, target_identity
@@ -182,10 +183,9 @@ def bundle(make_eagle3, chat_target, tmp_path):
     def bundle(name, target=None, **changes):
         settings, tensors = make_eagle3()
         config, tensors = speculators_eagle3.to_checkpoint(settings, tensors)
-        facts = {"tokenizer": chat_target.tokenizer, "eos_ids": chat_target.eos_ids, **changes}
+        ours = Belonging.to(chat_target)
         save_bundle(tmp_path / name, config=config, tensors=tensors, drafter={"type": "eagle3", "depths": 3},
-                    target=target or chat_target.identity(), sampler={}, recipe={}, data_digests={},
-                    **facts)  # fmt: skip
+                    belongs=replace(ours, target=target or ours.target, **changes))  # fmt: skip
         return str(tmp_path / name)
 
     return bundle

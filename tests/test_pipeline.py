@@ -14,7 +14,7 @@ from safetensors.torch import load_file, save_file
 
 from spectrain import bundle as bundles
 from spectrain import checkpoints, cli, config, interop, pipeline, preflight
-from spectrain.bundle import load_drafter, read_bundle, save_drafter
+from spectrain.bundle import Belonging, load_drafter, read_bundle, save_drafter
 from spectrain.config import load_recipe
 from spectrain.data import features
 from spectrain.drafters import FAMILIES
@@ -591,8 +591,7 @@ def saved(target, config, folder, seed=0):
     with torch.no_grad():
         for parameter in drafter.parameters():
             parameter.add_(0.1 * torch.randn_like(parameter))
-    save_drafter(folder, drafter, target=target.identity(), tokenizer=target.tokenizer, sampler={}, recipe={},
-                 data_digests={}, eos_ids=target.eos_ids)  # fmt: skip
+    save_drafter(folder, drafter, Belonging.to(target))
     return drafter
 
 

@@ -7,7 +7,7 @@ import pytest
 from tiny import save_chat_model
 
 from spectrain import cli, dry_run, pipeline
-from spectrain import workload as workloads
+from spectrain import rates as device_rates
 from spectrain.audit import audit_recipe
 from spectrain.config import load_recipe
 from spectrain.errors import SpectrainError
@@ -96,7 +96,7 @@ def test_a_vocabulary_larger_than_the_tokenizer_s_stops_nothing(make_recipe, tmp
 
 def test_a_dry_run_looks_before_it_measures(recipe, make_recipe, tmp_path, monkeypatch):
     for name in ("measure_flops", "measure_bandwidth"):
-        monkeypatch.setattr(workloads, name, lambda *_: pytest.fail("the machine was measured"))
+        monkeypatch.setattr(device_rates, name, lambda *_: pytest.fail("the machine was measured"))
     assert "drafter.tap_layers" in refusal(dry_run.dry_run, recipe, [])
     # What only making the drafter shows.
     rank = "drafter={type: language_model, lora: {rank: 1000}}"

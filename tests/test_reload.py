@@ -7,7 +7,7 @@ import torch
 from reloading import Here
 
 from spectrain import reload
-from spectrain.bundle import load_drafter, save_drafter
+from spectrain.bundle import Belonging, load_drafter, save_drafter
 from spectrain.config import load_recipe
 from spectrain.drafters.language_model import LanguageModelConfig, LanguageModelDrafter
 from spectrain.drafters.medusa import MedusaConfig, MedusaDrafter
@@ -29,8 +29,7 @@ def bundle(finished_run):
 
 
 def saved(drafter, target, folder):
-    save_drafter(folder, drafter, target=target.identity(), tokenizer=target.tokenizer, sampler={}, recipe={},
-                 data_digests={}, eos_ids=target.eos_ids)  # fmt: skip
+    save_drafter(folder, drafter, Belonging.to(target))
     return folder
 
 

@@ -12,7 +12,7 @@ import torch
 from simulator import DRAFTERS, Simulator
 
 from spectrain import cli
-from spectrain.bundle import save_drafter
+from spectrain.bundle import Belonging, save_drafter
 from spectrain.checkpoint_commands import serve_command
 from spectrain.drafters.language_model import LanguageModelConfig, LanguageModelDrafter
 from spectrain.drafters.medusa import MedusaConfig, MedusaDrafter
@@ -22,7 +22,7 @@ from spectrain.files import write_json
 from spectrain.identity import TargetIdentity
 from spectrain.interop import WEIGHTS_FILE, Served, medusa
 from spectrain.manifest import read_manifest
-from spectrain.serving import serve_commands
+from spectrain.serving import invocations, shell
 
 HUB = TargetIdentity("LlamaForCausalLM", "c" * 64, "w" * 64, "org/it's a target", "abc")
 CHAINS = tuple(DRAFTERS)
@@ -33,6 +33,10 @@ def bundle(finished_run, tmp_path):
     return Path(shutil.copytree(finished_run / "run/bundle", tmp_path / "a bundle"))
 
 
+def serve_commands(bundle, k=None):
+    return shell(invocations(bundle, k))
+
+
 def words(text, start):
     """The words of the command that starts so."""
     (line,) = [found for found in text.split("\n# ") if start in found]
@@ -41,7 +45,7 @@ def words(text, start):
 
 def save(kind, config, target, folder, identity=HUB):
     drafter = kind.build(config, target, torch.ones(target.vocab_size))
-    save_drafter(folder, drafter, target=identity, tokenizer=target.tokenizer, sampler={}, recipe={}, data_digests={})
+    save_drafter(folder, drafter, Belonging(identity, target.tokenizer))
     return folder
 
 
@@ -50,7 +54,10 @@ def measure(bundle, eagle3, ngram=None, contenders=None):
     kinds = {"desk": {"eagle3": eagle3} | ({} if ngram is None else {"ngram": ngram})}
     samples = Simulator().samples(kinds, conversations=12, more=(Simulator.tree,))
     chosen = [s for s in samples if s["contender"] in (contenders or CHAINS)]
-    document = summarise(chosen, context=Simulator.context)
+    manifest, context = read_manifest(bundle), json.loads(json.dumps(Simulator.context))
+    context["drafter"]["weights"] = manifest.files[WEIGHTS_FILE]
+    context["target"]["weights"] = manifest.target.weights_digest
+    document = summarise(chosen, context=context)
     write_json(bundle / "acceptance.json", document)
     return document["samplers"][0]["verdict"]
 
@@ -72,18 +79,34 @@ def test_the_report_says_how_many_tokens(bundle, chat_folder):
     assert "is a folder of this machine" in text
 
 
-def test_the_report_may_lie_elsewhere_and_has_to_be_this_drafters(bundle, tmp_path, capsys):
+def test_the_report_may_lie_elsewhere(bundle, tmp_path, capsys):
     measure(bundle, 0.9, contenders=("plain", "eagle3 k=3"))
-    document, elsewhere = json.loads((bundle / "acceptance.json").read_text()), tmp_path / "report.json"
-    (bundle / "acceptance.json").unlink()
-    document["context"]["drafter"]["weights"] = read_manifest(bundle).files[WEIGHTS_FILE]
-    write_json(elsewhere, document)
-    assert serve_command([str(bundle), "--report", str(elsewhere)]) == 0
-    assert capsys.readouterr().out.startswith("# 3 draft tokens a round: report.json says on, with eagle3 k=3 (")
-    document["context"]["drafter"]["weights"] = "0" * 64
-    write_json(elsewhere, document)
-    with pytest.raises(SpectrainError, match="report of another drafter"):
-        serve_command([str(bundle), "--report", str(elsewhere)])
+    elsewhere = tmp_path / "report" / "acceptance.json"
+    elsewhere.parent.mkdir()
+    (bundle / "acceptance.json").rename(elsewhere)
+    for given in (elsewhere, elsewhere.parent):
+        assert serve_command([str(bundle), "--report", str(given)]) == 0
+        assert capsys.readouterr().out.startswith("# 3 draft tokens a round: acceptance.json says on, with ")
+    with pytest.raises(SpectrainError, match=r"none\.json is not there"):
+        serve_command([str(bundle), "--report", str(tmp_path / "none.json")])
+
+
+@pytest.mark.parametrize("part", ["drafter", "target"])
+@pytest.mark.parametrize("given", [True, False])
+def test_a_report_has_to_be_this_bundles_wherever_it_lies(bundle, tmp_path, part, given):
+    """A bundle that was trained again keeps no earlier one's recommendation, nor has it one of another target."""
+    measure(bundle, 0.9)
+    path = bundle / "acceptance.json"
+    report, options = json.loads(path.read_text()), ["--report", str(path)] if given else []
+    report["context"][part]["weights"] = "f" * 64
+    write_json(path, report)
+    with pytest.raises(SpectrainError, match=rf"was measured on another {part}: .*spectrain evaluate .*, or --k"):
+        serve_command([str(bundle), *options])
+    del report["context"][part]["weights"]
+    write_json(path, report)
+    with pytest.raises(SpectrainError, match=f"does not say which {part} was measured"):
+        serve_command([str(bundle), *options])
+    assert serve_command([str(bundle), *options, "--k", "2"]) == 0
 
 
 def test_more_tokens_than_the_drafter_was_trained_on_are_remarked_on(bundle):
@@ -102,7 +125,7 @@ def test_without_a_recommendation_k_has_to_be_given(bundle):
     with pytest.raises(SpectrainError, match=f"recommends the tree {Simulator.tree}"):
         serve_commands(bundle)
     (bundle / "acceptance.json").unlink()
-    with pytest.raises(SpectrainError, match=r"has no acceptance\.json"):
+    with pytest.raises(SpectrainError, match=r"acceptance\.json is not there, so nobody .*--report DIR/.*, or --k"):
         serve_commands(bundle)
     assert serve_commands(bundle, 3).startswith("# 3 draft tokens a round: as given")
     with pytest.raises(SpectrainError, match="--k 0: expected a whole number from 1"):

@@ -4,6 +4,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from paths import paths_of
 from pydantic import TypeAdapter, ValidationError
 
 from spectrain.errors import SpectrainError
@@ -15,7 +16,6 @@ from spectrain.shapes import (
     Shape,
     StaticTree,
     check_shape,
-    paths_of,
 )
 
 FIXED = settings(deadline=None, derandomize=True)

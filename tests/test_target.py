@@ -7,13 +7,14 @@ from typing import Any
 
 import pytest
 import torch
+from paths import paths_of
 from safetensors.torch import load_file, save_file
 from transformers import CONFIG_MAPPING, AutoModelForCausalLM
 
 from spectrain import weights
 from spectrain.drafters.eagle3 import Eagle3Config
 from spectrain.errors import SpectrainError
-from spectrain.shapes import Layout, paths_of
+from spectrain.shapes import Layout
 from spectrain.taps import check_taps, default_taps
 from spectrain.target import Target, load_target, resolve_model
 

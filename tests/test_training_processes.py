@@ -17,36 +17,38 @@ pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("one_accelerator")]
 ROWS = 8
 
 
-PARALLEL = """
+WARM_UP_STEPS = 24  # a whole number of epochs with 1, 2 or 4 processes and accumulation 1 or 4
+RATES = """
 import json, sys
 from pathlib import Path
-tests, folder, out = sys.argv[1:]
+tests, folder, out, total = sys.argv[1:]
 sys.path.insert(0, tests)
 import torch
 from training_lab import LONGEST, Lab, first_gradients, metrics
 
 torch.set_num_threads(1)
-lab, out = Lab(Path(folder)), Path(out)
+lab, out, total = Lab(Path(folder)), Path(out), int(total)
 processes = lab.trainer(out / "any").accelerator.num_processes
 main = lab.trainer(out / "any").accelerator.is_main_process
 
+rates = {}
+for accumulation in (1, 4):
+    steps = -(-8 // (processes * accumulation))
+    trainer = lab.trainer(out / f"rates-{accumulation}", accumulation=accumulation, epochs=total // steps, depths=1,
+                          optim={"warmup": 0.4}, validate_every=1000, checkpoint_every=1000)
+    trainer.run()
+    rates[accumulation] = [values["lr"] for values in metrics(out / f"rates-{accumulation}")]
+if main:
+    (out / "rates.json").write_text(json.dumps(rates))
+"""
+MORE = """
 for name, noise in (("plain", None), ("noisy", 0.1)):
     gradients, values = first_gradients(lab.trainer(out / name, accumulation=8 // processes, noise=noise))
     if main:
         torch.save((gradients, values), out / f"{name}.pt")
 
-rates = {}
-for accumulation in (1, 4):
-    steps = -(-8 // (processes * accumulation))
-    trainer = lab.trainer(out / f"rates-{accumulation}", accumulation=accumulation, epochs=40 // steps, depths=1,
-                          optim={"warmup": 0.25}, validate_every=1000, checkpoint_every=1000)
-    trainer.run()
-    rates[accumulation] = [values["lr"] for values in metrics(out / f"rates-{accumulation}")]
-
 # Steps of 6: the last one of an epoch leaves a process without rows.
 lab.trainer(out / "run", accumulation=6 // processes, epochs=10, checkpoint_every=7, optim={"warmup": 0.34}).run()
-if main:
-    (out / "rates.json").write_text(json.dumps(rates))
 """
 
 
@@ -61,8 +63,8 @@ def two(lab, tmp_path_factory) -> Path:
     return parallel(lab, tmp_path_factory.mktemp("two"), 2)
 
 
-def parallel(lab: Lab, folder: Path, processes: int) -> Path:
-    run_script(PARALLEL, folder, [str(lab.folder), str(folder)], processes)
+def parallel(lab: Lab, folder: Path, processes: int, script: str = RATES + MORE) -> Path:
+    run_script(script, folder, [str(lab.folder), str(folder), str(WARM_UP_STEPS)], processes)
     return folder
 
 
@@ -100,9 +102,9 @@ def test_two_processes_are_one_with_twice_the_accumulation(alone, two):
 @pytest.mark.parametrize("processes", [1, 2, 4])
 def test_warm_up_peaks_at_optimizer_step_10(lab, alone, two, tmp_path, processes):
     """CASES C14."""
-    folder = {1: alone, 2: two}.get(processes) or parallel(lab, tmp_path, 4)
+    folder = {1: alone, 2: two}.get(processes) or parallel(lab, tmp_path, 4, RATES)
     for rates in json.loads((folder / "rates.json").read_text()).values():
-        assert len(rates) == 40
+        assert len(rates) == WARM_UP_STEPS
         assert rates[:10] == pytest.approx([1e-3 * step / 10 for step in range(1, 11)])
         assert max(rates) == rates[9] == pytest.approx(1e-3)
         assert rates[10] < rates[9]

@@ -15,8 +15,10 @@ from transformers import CONFIG_MAPPING, AutoModelForCausalLM, PreTrainedModel, 
 from spectrain.data.conversations import EncodedRow
 from spectrain.data.features import FeatureStore, extract_features, store_key
 from spectrain.decoding import generate_plain
+from spectrain.drafters.base import Committed, Drafter
 from spectrain.exact.sampler import Sampler
 from spectrain.interop.speculators_eagle3 import Eagle3Settings
+from spectrain.shapes import Chain
 from spectrain.target import Target
 
 TEMPLATE = "{% for m in messages %}<|im_start|>{{ m['role'] }}\n{{ m['content'] }}<|im_end|>\n{% endfor %}"
@@ -245,3 +247,12 @@ def write_recipe(folder: Path, target: Path) -> Path:
     path = folder / "recipe.yaml"
     path.write_text(yaml.safe_dump(recipe), encoding="utf-8")
     return path
+
+
+def proposed(drafter: Drafter, target: Target, k: int = 3) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """A sampled proposal after a short prompt: tokens and laws."""
+    state = drafter.start([1])
+    drafter.observe(state, Committed([[4, 9]], torch.tensor([[4, 9]]), target.forward(torch.tensor([[1, 4]]))))
+    uniforms = torch.full((1, k), 0.6, dtype=torch.float64)
+    proposal = drafter.propose(state, Sampler(1.0), Chain(k), [k], uniforms)
+    return proposal.tokens_BN, proposal.q

@@ -222,6 +222,10 @@ class Drafter(ABC):
         """Bytes that the state holds on the device."""
         return 0
 
+    def came_to(self) -> dict[str, Any]:
+        """What settings that ask for as much as there is came to, by the name of the setting."""
+        return {}
+
 
 class TrainableDrafter(Drafter, nn.Module):
     """A drafter with weights. ``bind`` lends it the frozen target's embedding; it is never saved with the drafter."""

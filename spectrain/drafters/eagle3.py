@@ -117,6 +117,10 @@ class Eagle3Drafter(FeatureDrafter):
         self.fc.weight[:, -self.layer_config.hidden_size :].copy_(torch.eye(self.layer_config.hidden_size))
         self.lm_head.weight.copy_(target.head_weight[self._columns])
 
+    def came_to(self) -> dict[str, int]:
+        """The tokens of its vocabulary: a target may have fewer than were asked for."""
+        return {"draft_vocab_size": int(self.d2t.numel())}
+
     @property
     def layer(self) -> WideDraftLayer:
         return cast(WideDraftLayer, self.layers[0])

@@ -12,7 +12,9 @@ from spectrain.evaluation.axes import band, error, legend, name_rows, points, sh
 from spectrain.evaluation.leaves import EVERYTHING
 from spectrain.evaluation.svg import INK, Plot, draw_svg
 
-_DEPTHS = "Mean of Σ min(p, q) over given answers, each draft depth with the true tokens before it. Bands: intervals."
+_DEPTHS = (
+    "Mean of Σ min(p, q) over given answers, each draft position with the true tokens before it. Bands: intervals."
+)
 _KINDS = "The first draft token of each kind of conversation, with its interval. Without decoding, over given answers."
 _VISITED = (
     "Solid: mean α at positions that decoding tested. Dashed, open: at all positions of the target's own answers, the "
@@ -73,24 +75,30 @@ def draw_prefixes(figure: Figure, contenders: Sequence[dict[str, Any]]) -> None:
     name_rows(axes, [contender["contender"] for contender in contenders])
 
 
-def visited_plot(rows: Sequence[dict[str, Any]], name: str) -> Plot | None:
-    """α where decoding went and over given answers, by position; None where neither was recorded."""
+def visited_plot(rows: Sequence[dict[str, Any]], contenders: Sequence[dict[str, Any]], name: str) -> Plot | None:
+    """α where decoding went and over given answers, by position; None where neither was recorded.
+
+    ``contenders``: all that draft, so that each looks as it does in the other plots.
+    """
     longest: dict[str, dict[str, Any]] = {}
     for row in rows:
         if not row["lossy"] and row["k"] > longest.setdefault(row["drafter"], row)["k"]:
             longest[row["drafter"]] = row
-    names = [row["contender"] for row in longest.values()]
-    series = [(name, [row for row in rows if row["contender"] == name]) for name in names]
-    if not series:
+    if not longest:
         return None
+    drawn = {row["contender"] for row in longest.values()}
+    names = [c["contender"] for c in contenders]
+    series = [(name, [row for row in rows if row["contender"] == name and name in drawn]) for name in names]
     title = "α where decoding went, and over given answers"
-    return Plot(title, _VISITED, draw_svg(_draw_visited, series, f"{name}-visited", title, rows=len(series)))
+    return Plot(title, _VISITED, draw_svg(_draw_visited, series, f"{name}-visited", title, rows=len(drawn)))
 
 
 def _draw_visited(figure: Figure, series: Sequence[tuple[str, Sequence[dict[str, Any]]]]) -> None:
     axes = figure.subplots()
     for (name, rows), colour, marker, _ in styled(series):
         rows = [row for row in rows if row["value"] is not None]
+        if not rows:
+            continue
         places = [row["position"] for row in rows]
         band(axes, places, rows, colour)
         axes.plot(places, [row["value"] for row in rows], color=colour, marker=marker, linestyle="-", label=name)
@@ -107,7 +115,7 @@ def _draw_visited(figure: Figure, series: Sequence[tuple[str, Sequence[dict[str,
 
 
 def alpha_plots(rows: Sequence[dict[str, Any]]) -> list[Plot]:
-    """α by kind and by depth at one temperature: at T = 1 where it was measured, else at the highest."""
+    """α by kind and by draft position at one temperature: at T = 1 where it was measured, else at the highest."""
     if not rows:
         return []
     temperatures = {row["temperature"] for row in rows}
@@ -144,18 +152,19 @@ def _draw_alpha_kinds(figure: Figure, rows: Sequence[dict[str, Any]]) -> None:
 
 
 def _depths_plot(rows: Sequence[dict[str, Any]], temperature: float) -> Plot:
-    title = f"Acceptance probability α by depth at T={temperature:g}, teacher-forced"
+    title = f"Acceptance probability α by position at T={temperature:g}, teacher-forced"
     return Plot(title, _DEPTHS, draw_svg(_draw_alpha, rows, "alpha", title))
 
 
 def _draw_alpha(figure: Figure, rows: Sequence[dict[str, Any]]) -> None:
     axes = figure.subplots()
-    for kind, colour, marker, line in styled(sorted({str(row["kind"]) for row in rows})):
+    kinds = sorted({str(row["kind"]) for row in rows}, key=lambda kind: (kind != EVERYTHING, kind))
+    for kind, colour, marker, line in styled(kinds):
         own = sorted((row for row in rows if str(row["kind"]) == kind), key=lambda row: row["depth"])
-        depths = [row["depth"] for row in own]
-        band(axes, depths, [row["interval"] for row in own], colour)
-        axes.plot(depths, [row["alpha"] for row in own], color=colour, marker=marker, linestyle=line, label=kind)
-    axes.set(xlabel="draft depth", ylabel="α", ylim=(0, 1.02))
+        places = [row["depth"] + 1 for row in own]  # depth 0 is the first draft token
+        band(axes, places, [row["interval"] for row in own], colour)
+        axes.plot(places, [row["alpha"] for row in own], color=colour, marker=marker, linestyle=line, label=kind)
+    axes.set(xlabel="draft position i", ylabel="α", ylim=(0, 1.02))
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     legend(figure)
 

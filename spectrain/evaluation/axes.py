@@ -8,15 +8,25 @@ from typing import Any
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from spectrain.evaluation.svg import LINES, MARKERS, SERIES
+from spectrain.evaluation.leaves import EVERYTHING, PLAIN
+from spectrain.evaluation.svg import INK, LINES, MARKERS, SERIES
 
 BAND_OPACITY = 0.16
 
 
 def styled(contenders: Sequence[Any]) -> Iterator[tuple[Any, str, str, Any]]:
-    """Each item with its colour, marker and line style: the same for the same place in every plot."""
-    for index, item in enumerate(contenders):
-        yield item, SERIES[index % 6], MARKERS[index % 7], LINES[index % 6]
+    """Each item with its colour, marker and line style: the same for the same place in every plot, and in none twice.
+
+    When the colours begin anew the line styles are one further on. Plain decoding and the total of all kinds are solid
+    lines in the colour of the text, and take no place.
+    """
+    index = 0
+    for item in contenders:
+        if (item.get("contender") if isinstance(item, Mapping) else item) in (PLAIN, EVERYTHING):
+            yield item, INK, "*", "-"
+            continue
+        yield item, SERIES[index % 6], MARKERS[index % 7], LINES[(index + index // 6) % 6]
+        index += 1
 
 
 def legend(figure: Figure) -> None:

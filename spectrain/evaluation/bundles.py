@@ -1,15 +1,14 @@
-"""From bundles to a report: loaded for one target, measured in one run with what is beside them, and written down."""
+"""From bundles to a report: measured in one run with what is beside them, and written down."""
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from spectrain.bundle import REPORT_FILE, BundleContents, load_drafter, resolve_bundle
+from spectrain.bundle import REPORT_FILE
 from spectrain.data.conversations import Conversation
 from spectrain.data.split import conversations_digest
 from spectrain.distributed import processes
@@ -19,7 +18,7 @@ from spectrain.evaluation.answers import gather
 from spectrain.evaluation.calibration import Calibration
 from spectrain.evaluation.contenders import AcceptanceConfig, contenders, unfillable
 from spectrain.evaluation.drift import drift
-from spectrain.evaluation.leaves import LOSSY
+from spectrain.evaluation.entrants import Entrant, load_entrant, names_of
 from spectrain.evaluation.load import check_load, load_block
 from spectrain.evaluation.measured_trees import filled, resolve
 from spectrain.evaluation.measurement import DRIFT_FILE, Measured, in_order, measure
@@ -31,36 +30,10 @@ from spectrain.evaluation.teacher_forced import TeacherForced
 from spectrain.evaluation.training_cost import training_cost
 from spectrain.evaluation.workbench import LIBRARIES, device_name, shown_name
 from spectrain.files import json_digest, write_json
-from spectrain.identity import compare_targets
 from spectrain.interop import WEIGHTS_FILE
-from spectrain.manifest import Manifest, TargetRecord, chose_the_step, read_manifest, target_of, target_record
+from spectrain.manifest import chose_the_step, read_manifest
 from spectrain.shapes import check_shape
-from spectrain.target import Target, load_target
-
-
-@dataclass(frozen=True)
-class Entrant:
-    """A bundle's drafter, ready to be measured under its name.
-
-    ``target`` is the one it goes with, and ``original`` the one that this was derived from, where it was and that is at
-    hand.
-    """
-
-    drafter: Drafter
-    contents: BundleContents
-    target: Target
-    original: Target | None = None
-
-    @property
-    def manifest(self) -> Manifest:
-        return self.contents.manifest
-
-    def described(self) -> dict[str, Any]:
-        """Its own configuration and taps."""
-        rest = {key: value for key, value in self.manifest.drafter.items() if key != "type"}
-        origin = self.manifest.imported_from
-        rest |= {} if origin is None else {"imported_from": origin.layout, "not_checked": list(origin.not_checked)}
-        return rest | ({"tap_layers": list(self.manifest.taps)} if self.manifest.taps else {})
+from spectrain.target import Target
 
 
 def evaluate_bundle(bundle: Path, target: Target, conversations: Sequence[Conversation], config: AcceptanceConfig,
@@ -72,7 +45,7 @@ def evaluate_bundle(bundle: Path, target: Target, conversations: Sequence[Conver
     ``target`` may be the one that the bundle's own was derived from: then its own is loaded and measured. Where it is
     the bundle's own, ``original`` is what the drift is measured against. ``dropped``: unusable rows, by reason.
     """
-    entrant = _load(bundle, target, original)
+    entrant = load_entrant(bundle, target, original)
     manifest, drafter = entrant.manifest, entrant.drafter
     family = manifest.drafter["type"]
     for tree in config.trees:  # what only a baseline could fill says nothing of the bundle
@@ -96,7 +69,7 @@ def compare_bundles(bundles: Mapping[str, Path], target: Target, conversations: 
     it.
     """
     names = names_of(list(bundles), [read_manifest(folder).drafter["type"] for folder in bundles.values()])
-    entrants = {name: _load(folder, target) for name, folder in zip(names, bundles.values(), strict=True)}
+    entrants = {name: load_entrant(folder, target) for name, folder in zip(names, bundles.values(), strict=True)}
     manifests = {name: entrant.manifest for name, entrant in entrants.items()}
     identity = {
         "weights": target.identity().weights_digest,
@@ -117,86 +90,6 @@ def compare_bundles(bundles: Mapping[str, Path], target: Target, conversations: 
                      baselines=baselines, progress=progress)  # fmt: skip
 
 
-def resolve_bundles(bundles: Sequence[str]) -> dict[str, Path]:
-    """Folders or Hub ids → the folder of each.
-
-    Raises SpectrainError for one that is no bundle, is given twice, or does not belong to the first one's target: see
-    ``shared_target``.
-    """
-    folders: dict[str, Path] = {}
-    for bundle in bundles:
-        folder = resolve_bundle(bundle)
-        before = next((name for name, other in folders.items() if other.resolve() == folder.resolve()), None)
-        if before is not None:
-            raise SpectrainError(f"bundle {bundle} is given twice (before as {before}); give every bundle once")
-        folders[bundle] = folder
-    shared_target(folders)
-    return folders
-
-
-def shared_target(folders: Mapping[str, Path]) -> TargetRecord:
-    """The target that all bundles go with, or that their own targets were derived from.
-
-    Raises SpectrainError where there is none, naming a bundle that does not belong to the target of the first.
-    """
-    records = {bundle: _targets(folder) for bundle, folder in folders.items()}
-    (first, candidates), *others = records.items()
-    strangers: list[tuple[str, str | None]] = []
-    for candidate in candidates:
-        stranger = next(((name, found) for name, found in others if not any(_same(r, candidate) for r in found)), None)
-        if stranger is None:
-            return candidate
-        name, found = stranger
-        strangers.append((name, compare_targets(candidate.identity, found[0].identity).first_difference))
-    name, difference = strangers[0]
-    raise SpectrainError(
-        f"{name} does not belong to the target of {first} ({difference}); compare bundles of one target"
-    )
-
-
-def _targets(folder: Path) -> list[TargetRecord]:
-    """What a bundle's target was derived from, if it was, and the target itself, by the name that loads it."""
-    manifest = read_manifest(folder)
-    own = target_record(folder, manifest)
-    return [own] if manifest.derived_from is None else [manifest.derived_from, own]
-
-
-def _same(record: TargetRecord | None, other: TargetRecord | Target) -> bool:
-    identity = other.identity() if isinstance(other, Target) else other.identity
-    return record is not None and compare_targets(record.identity, identity).level != "different"
-
-
-def names_of(bundles: Sequence[str], families: Sequence[str]) -> list[str]:
-    """A name for each bundle: its family, and where others share it as much of its folder as tells them apart.
-
-    "runs/a/bundle" and "runs/b/bundle" are "eagle3 (runs/a)" and "eagle3 (runs/b)".
-    """
-    parts = [Path(bundle).parts for bundle in bundles]
-    names = list(families)
-    for family, count in Counter(families).items():
-        members = [i for i, found in enumerate(families) if found == family]
-        if count > 1:
-            for i, label in zip(members, _labels([parts[i] for i in members]), strict=True):
-                names[i] = f"{family} ({label})"
-    for name in names:
-        if LOSSY in name:
-            raise SpectrainError(f"bundle {name}: {LOSSY} marks rules that change the output; rename the folder")
-    return names
-
-
-def _labels(paths: Sequence[tuple[str, ...]]) -> list[str]:
-    """The ends of paths, without what all end in: of two parts, or of as many as make them differ."""
-    ending = 0
-    while all(len(path) > ending + 1 and path[-1 - ending] == paths[0][-1 - ending] for path in paths):
-        ending += 1
-    heads = [path[: len(path) - ending] for path in paths]
-    for size in range(2, max(map(len, heads)) + 1):
-        labels = [str(Path(*head[-size:])) for head in heads]
-        if len(set(labels)) == len(labels):
-            return labels
-    return [str(Path(*head)) for head in heads]
-
-
 def parse_baselines(text: str) -> tuple[AnyDrafterConfig, ...]:
     """Training-free drafters by name, with commas; "none" for none of them."""
     kinds: dict[str, Any] = {kind.model_fields["type"].default: kind for kind in FAMILIES}
@@ -207,22 +100,6 @@ def parse_baselines(text: str) -> tuple[AnyDrafterConfig, ...]:
         what = f"{unknown!r} is none" if unknown is not None else "one is there twice"
         raise SpectrainError(f"--baselines {text!r}: {what}; expected some of {', '.join(sorted(known))}, or none")
     return tuple(known[name] for name in names)
-
-
-def _load(bundle: Path, target: Target, original: Target | None = None) -> Entrant:
-    """A bundle for its own target, or for the one that this was derived from."""
-    manifest, own = read_manifest(bundle), target
-    if _same(manifest.derived_from, target):
-        name = str(target_of(bundle, manifest))
-        own = load_target(name, dtype=str(target.dtype), device=str(target.device),
-                          attention=target.model.config._attn_implementation)  # fmt: skip
-        original = target
-    drafter, contents, notes = load_drafter(bundle, own)
-    if original is not None and not _same(manifest.derived_from, original):
-        raise SpectrainError(f"{bundle} was not derived from {original.name}; give the target that it was derived from")
-    for note in notes:
-        print(f"note: {note}", flush=True)
-    return Entrant(drafter, contents, own, original)
 
 
 def _evaluate(entrants: Mapping[str, Entrant], target: Target, conversations: Sequence[Conversation],
@@ -250,7 +127,7 @@ def _evaluate(entrants: Mapping[str, Entrant], target: Target, conversations: Se
     context = about | _context(target, config, found, traffic, chosen)
     context["target"] |= _origin(target, entrants.values())
     given = conversations_digest(conversations)
-    context["traffic"]["chose_the_step"] = any(chose_the_step(e.manifest, given) for e in entrants.values())
+    context["traffic"]["chose_the_step"] = chose_the_step((e.manifest for e in entrants.values()), given)
     context["memory"] = {
         "target": weight_bytes(target.model),
         "drafters": {name: weight_bytes(drafter) for name, drafter in drafters.items()},

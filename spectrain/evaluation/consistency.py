@@ -11,6 +11,8 @@ from typing import Any
 
 from spectrain.errors import SpectrainError
 from spectrain.evaluation.contradictions import CONTRADICTS, at_most, check_values, known, named_once, same
+from spectrain.evaluation.faults import departures, not_exact
+from spectrain.evaluation.kinds import measured_kinds
 from spectrain.evaluation.leaves import LOSSY, ON, PLAIN
 from spectrain.evaluation.load_checks import check_cost_model, check_load
 from spectrain.evaluation.sums import check_beside, check_numbers, check_parts
@@ -36,6 +38,20 @@ def check_consistency(document: Block) -> None:
     if document["load"] is not None:
         check_load(document["load"], samplers)
     check_cost_model(document, samplers)
+    _check_faults(document)
+
+
+def _check_faults(document: Block) -> None:
+    """Nothing is on where a check found that output is not the target's, whichever sampler or contender it was."""
+    faulty = departures(document["samplers"])
+    places = {f"load.by_batch[{i}]": row for i, row in enumerate((document["load"] or {"by_batch": ()})["by_batch"])}
+    for number, block in enumerate(document["samplers"]):
+        for place, found in _verdicts(block["verdict"], f"samplers[{number}].verdict"):
+            places |= {f"{place}.overall": found["overall"]}
+            places |= {f"{place}.by_kind.{kind}": verdict for kind, verdict in found["by_kind"].items()}
+    on = next((place for place, verdict in places.items() if verdict["decision"] == ON), None)
+    if faulty and on is not None:
+        raise SpectrainError(f"{on}.decision is {ON!r}, but a check failed, {not_exact(faulty)}: {CONTRADICTS}")
 
 
 # --- samplers -----------------------------------------------------------------------------------------------------
@@ -57,8 +73,12 @@ def _sampler(block: Block, path: str) -> Blocks:
         check_parts(contender, here)
         same(f"{here}.pooled.conversations", contender["pooled"]["conversations"], block["conversations"],
              "the sampler has")  # fmt: skip
+    decoded = list(measured_kinds(contenders[PLAIN]))
     for name, contender in contenders.items():
         here = f"{path}.contenders[{places[name]}]"
+        same(
+            f"{here}.by_kind has figures of kinds that", list(measured_kinds(contender)), decoded, "plain has them of:"
+        )
         known(f"{here}.baseline", contender["baseline"], names)
         for place, numbers in _numbers(contender):
             baseline = dict(_numbers(contenders[contender["baseline"]]))[place]
@@ -66,9 +86,7 @@ def _sampler(block: Block, path: str) -> Blocks:
             if (sibling := (numbers["cost"] or {}).get("from_sibling")) is not None:
                 known(f"{here}.{place}.cost.from_sibling.contender", sibling["contender"], names)
     _beside(block, contenders, path)
-    verdicts = {"": block["verdict"], **{f".by_drafter.{d}": v for d, v in block["verdict"]["by_drafter"].items()}}
-    for place, found in verdicts.items():
-        here = f"{path}.verdict{place}"
+    for here, found in _verdicts(block["verdict"], f"{path}.verdict"):
         same(f"{here}.by_kind has kinds that", sorted(found["by_kind"]), sorted(block["kinds"]), "the sampler has")
         _verdict(found["overall"], contenders, None, f"{here}.overall")
         for kind, verdict in found["by_kind"].items():
@@ -78,8 +96,13 @@ def _sampler(block: Block, path: str) -> Blocks:
     return contenders
 
 
+def _verdicts(verdict: Block, path: str) -> list[tuple[str, Block]]:
+    """Over all drafters and of each: an ``overall`` and ``by_kind``."""
+    return [(path, verdict), *((f"{path}.by_drafter.{name}", own) for name, own in verdict["by_drafter"].items())]
+
+
 def _numbers(contender: Block) -> list[tuple[str, Block]]:
-    return [("pooled", contender["pooled"]), *((f"by_kind.{k}", n) for k, n in contender["by_kind"].items())]
+    return [("pooled", contender["pooled"]), *((f"by_kind.{k}", n) for k, n in measured_kinds(contender).items())]
 
 
 def _labelled(contender: Block, path: str) -> None:
@@ -118,7 +141,7 @@ def _beside(block: Block, contenders: Blocks, path: str) -> None:
     if (board := block["leaderboard"]) is not None:
         _board(board, contenders, None, f"{path}.leaderboard")
         for kind, found in (board.get("by_kind") or {}).items():
-            known(f"{path}.leaderboard.by_kind", kind, block["kinds"])
+            known(f"{path}.leaderboard.by_kind", kind, measured_kinds(contenders[PLAIN]))
             _board(found, contenders, kind, f"{path}.leaderboard.by_kind.{kind}")
 
 
@@ -151,6 +174,7 @@ def _verdict(verdict: Block, contenders: Blocks, kind: str | None, path: str) ->
     if best is not None:
         known(f"{path}.best.contender", best["contender"], [n for n, c in contenders.items() if not c["lossy"]])
         contender = contenders[best["contender"]]
+        known(f"{path}.best, on a kind that", kind, [None, *measured_kinds(contender)])
         numbers = _of_kind(contender, kind)
         for key in ("drafter", "k", "depth", "nodes", "verification"):
             same(f"{path}.best.{key}", best[key], contender[key], "the contender has")

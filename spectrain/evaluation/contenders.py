@@ -194,30 +194,35 @@ def contenders(drafters: dict[str, Drafter], lengths: Sequence[int],
         baseline = PLAIN if own is None else f"{PLAIN} ({name})"
         if own is not None:
             entries.append(Contender(baseline, baseline, target=own, baseline=baseline))
-        chains = [Chain(k) for k in sorted(set(lengths))]
-        entries += [
-            Contender(
-                " ".join(filter(None, (name, chain.describe(), _rule_name(rule)))),
-                name,
-                chain,
-                rule,
-                drafter,
-                own,
-                baseline,
-            )
-            for chain in chains
-            for rule in dict.fromkeys(rules)
-        ]
-        if drafter.trees:
-            labels = zip(tree_names(trees), trees, strict=True)
-            for label, tree in labels:
-                shapes: dict[Sampler, Shape] = {}
-                shape: Shape | MeasuredTree | None = tree
-                if isinstance(tree, MeasuredTree):
-                    shapes = {s: measured.at(name, s, tree) for s in measured.trees.get(name, ())}
-                    shape = next(iter(shapes.values()), None)
-                if shape is not None and not isinstance(shape, MeasuredTree):
-                    entries.append(Contender(f"{name} {label}", name, shape, "token", drafter, own, baseline, shapes))
+        base = Contender(name, name, drafter=drafter, target=own, baseline=baseline)
+        entries += [_chain(base, k, rule) for k in sorted(set(lengths)) for rule in dict.fromkeys(rules)]
+        entries += _trees(base, trees, measured) if drafter.trees else []
+    return _fillable(entries, leave_out=leave_out)
+
+
+def _chain(base: Contender, k: int, rule: Verification) -> Contender:
+    shape = Chain(k)
+    name = " ".join(filter(None, (base.name, shape.describe(), _rule_name(rule))))
+    return replace(base, name=name, shape=shape, verification=rule)
+
+
+def _trees(base: Contender, trees: Sequence[AnyTree], measured: Resolved) -> list[Contender]:
+    """One for every tree; none for a tree by its size where the drafter was measured to have none."""
+    found = []
+    for label, tree in zip(tree_names(trees), trees, strict=True):
+        shapes: dict[Sampler, Shape] = {}
+        shape: Shape | None = None if isinstance(tree, MeasuredTree) else tree
+        if isinstance(tree, MeasuredTree):
+            shapes = {s: measured.at(base.family, s, tree) for s in measured.trees.get(base.family, ())}
+            shape = next(iter(shapes.values()), None)
+        if shape is not None:
+            name = f"{base.name} {label}"
+            found.append(replace(base, name=name, shape=shape, verification="token", by_sampler=shapes))
+    return found
+
+
+def _fillable(entries: Sequence[Contender], *, leave_out: bool) -> list[Contender]:
+    """Those whose drafter can fill their draft; see ``contenders`` for when another is an error."""
     refused = {entry.name: reason for entry in entries if (reason := _refusal(entry))}  # before anything is decoded
     asked, filled = ([e for e in entries if e.drafter and (e.name in refused) is side] for side in (True, False))
     for entry in asked:

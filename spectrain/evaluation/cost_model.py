@@ -47,8 +47,9 @@ def cost_model(samplers: Sequence[Row], load: Mapping[str, Any] | None, request_
         if contender["k"] and not contender["lossy"]
     ]
     siblings = [contender["pooled"]["cost"]["from_sibling"] for _, contender in lawful]
+    batches = Batches(load) if load else None
     chains = [
-        _chain(sampler, contender, load if load and load["sampler"] == sampler["name"] else None)
+        _chain(sampler, contender, batches if load and load["sampler"] == sampler["name"] else None)
         for sampler, contender in lawful
     ]
     return {
@@ -66,14 +67,14 @@ def _largest(rows: Iterable[Row]) -> float | None:
     return max((abs(row["relative_difference"]) for row in rows), default=None)
 
 
-def _chain(sampler: Row, contender: Row, load: Mapping[str, Any] | None) -> Row:
+def _chain(sampler: Row, contender: Row, batches: Batches | None) -> Row:
     numbers = contender["pooled"]
     cost, seconds, tokens = numbers["cost"], numbers["seconds"], numbers["tokens_per_round"]["value"]
     family = _family(sampler, contender)
     by_name = {c["contender"]: c for c in sampler["contenders"]}
     edge = break_even(cost, contender["k"], tokens)
     points = _verification_by_k(family, by_name[contender["baseline"]])
-    by_batch = _by_batch(contender, family[-1], load) if load else []
+    by_batch = _by_batch(contender, family[-1], batches) if batches else []
     return {
         "sampler": sampler["name"],
         **{name: contender[name] for name in ("contender", "drafter", "k", "verification")},
@@ -157,6 +158,24 @@ class Rounds:
         return seconds, sum(count * running for running, count in counts)
 
 
+class Batches:
+    """What was measured under load by batch size: every contender's rows, and the parts of rounds."""
+
+    def __init__(self, load: Mapping[str, Any]) -> None:
+        self._rows = {(row["contender"], row["batch"]): row for row in load["rows"]}
+        self._rounds = {size: Rounds(load, size) for size in {row["batch"] for row in load["rows"]}}
+
+    def of(self, contender: str) -> list[Row]:
+        """A contender's rows that have a speedup, smallest batch first as they were measured."""
+        return [row for (name, _), row in self._rows.items() if name == contender and row["decode_speedup"]]
+
+    def plain(self, size: int) -> Row:
+        return self._rows[PLAIN, size]
+
+    def rounds(self, size: int) -> Rounds:
+        return self._rounds[size]
+
+
 def _names(load: Mapping[str, Any]) -> list[str]:
     return list(dict.fromkeys(row["contender"] for row in load["rows"]))
 
@@ -169,16 +188,13 @@ def _by_rows(forwards: Sequence[Row]) -> dict[int, list[tuple[float, float]]]:
     return found
 
 
-def _by_batch(contender: Row, longest: Row, load: Mapping[str, Any]) -> list[Row]:
-    name = contender["contender"]
-    plain = {row["batch"]: row for row in load["rows"] if row["contender"] == PLAIN}
-    own = [row for row in load["rows"] if row["contender"] == name and row["decode_speedup"]]
-    by_size = [(Rounds(load, row["batch"]), row) for row in own]
-    return [
-        _at_batch(contender, longest, rounds, row, plain[row["batch"]])
-        for rounds, row in by_size
-        if rounds.knows(name) and rounds.knows(longest["contender"])
-    ]
+def _by_batch(contender: Row, longest: Row, batches: Batches) -> list[Row]:
+    name, found = contender["contender"], []
+    for row in batches.of(name):
+        rounds = batches.rounds(row["batch"])
+        if rounds.knows(name) and rounds.knows(longest["contender"]):
+            found.append(_at_batch(contender, longest, rounds, row, batches.plain(row["batch"])))
+    return found
 
 
 def _at_batch(contender: Row, longest: Row, rounds: Rounds, row: Row, plain: Row) -> Row:

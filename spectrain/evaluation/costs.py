@@ -107,7 +107,8 @@ def add_predictions_from_siblings(contenders: Sequence[dict[str, Any]]) -> None:
         largest = max(siblings, key=lambda c: c["k"])
         _predict(contender["pooled"], contender["k"], largest["contender"], largest["pooled"])
         for kind, block in contender["by_kind"].items():
-            _predict(block, contender["k"], largest["contender"], largest["by_kind"][kind])
+            if block is not None:
+                _predict(block, contender["k"], largest["contender"], largest["by_kind"][kind])
 
 
 def _predict(block: dict[str, Any], k: int, name: str, sibling: dict[str, Any]) -> None:

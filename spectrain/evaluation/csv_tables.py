@@ -12,6 +12,7 @@ import io
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from spectrain.evaluation.kinds import measured_kinds
 from spectrain.evaluation.leaves import EVERYTHING
 
 COLUMNS = ("sampler", "contender", "kind", "band", "measure", "position", "value", "low", "high", "n")
@@ -43,7 +44,7 @@ def acceptance_rows(document: Mapping[str, Any]) -> Iterator[Row]:
     for block in document["samplers"]:
         for contender in block["contenders"]:
             where = {"sampler": block["name"], "contender": contender["contender"]}
-            for kind, numbers in ((EVERYTHING, contender["pooled"]), *contender["by_kind"].items()):
+            for kind, numbers in ((EVERYTHING, contender["pooled"]), *measured_kinds(contender).items()):
                 for row in _numbers(numbers):
                     yield where | {"kind": kind} | row
             for row in _bands(contender["by_band"]):

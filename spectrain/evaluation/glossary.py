@@ -76,17 +76,19 @@ DEFINITIONS = (
     (
         "verdict",
         "On when the decode speedup of the fastest contender has an interval above 1 over enough conversations (6, and "
-        "more where the fastest of several was chosen), its rule keeps the target's law and its greedy output (near "
-        "ties apart) is plain decoding's; otherwise off. The "
+        "more where the fastest of several was chosen) and its rule keeps the target's law; otherwise off. The "
         "fastest of several is chosen after the fact, which flatters it: the interval it needs is wider then "
-        "(Bonferroni), as wide for a drafter by itself as for all that were measured.",
+        "(Bonferroni), as wide for a drafter by itself as for all that were measured. A verdict by kind is one of as "
+        "many as there are kinds with enough conversations, and its interval is as much wider. Everything is off where "
+        "a check found output that is not the target's, greedily (near ties apart) or in law: that is a fault of "
+        "decoding, which all contenders share.",
     ),
     (
         "leaderboard",
         "Contenders by tokens per device-second: all new tokens divided by all seconds, prefill included. Each is set "
         "against the one above it on the same conversations; where the interval of their ratio holds 1, or there are "
         "fewer than 6 conversations, the two share a rank (1=). Neighbours are compared, so the first and the last of "
-        "a long tie may differ. LOSSY contenders, and those that change the greedy output, have no rank.",
+        "a long tie may differ. LOSSY contenders, and those whose output was found not to be the target's, have none.",
     ),
     (
         "memory",

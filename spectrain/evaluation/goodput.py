@@ -83,7 +83,7 @@ def _fixed_point(measured: Sequence[tuple[float, float]], demand: float, free: f
 
 def _sentence(rate: float, states: Sequence[dict[str, Any]], best: dict[str, Any]) -> str:
     plain = next(state for state in states if state["contender"] == PLAIN)
-    asked = f"At {rate:g} requests a second"
+    asked = f"At {rate:g} request{'' if rate == 1 else 's'} a second"
     if best["saturated"]:
         return (
             f"{asked} every contender is saturated: the most is {best['capacity']:.3g}, by {best['contender']}, in the "

@@ -14,6 +14,7 @@ from spectrain.evaluation.answers import Answers, Clusters
 from spectrain.evaluation.blocks import rate_ratio
 from spectrain.evaluation.decisions import FEWEST_CONVERSATIONS
 from spectrain.evaluation.figures import one
+from spectrain.evaluation.kinds import measured_kinds
 from spectrain.evaluation.leaves import EVERYTHING, PLAIN
 
 OWN_TARGET = "its target was trained with it: another law than the original's"
@@ -37,7 +38,7 @@ def leaderboard(group: Sequence[Answers], blocks: Sequence[Mapping[str, Any]], i
         ``apart``: the same without a rank, and ``why``; ``by_kind``: both again over the conversations of each kind
         that lies in no other, where there are several.
     """
-    kinds = [kind for kind in blocks[0]["by_kind"] if "/" not in kind]
+    kinds = [kind for kind in measured_kinds(blocks[0]) if "/" not in kind]
     by_kind = {k: _board(group, blocks, inexact, sampler, context, k) for k in kinds} if len(kinds) > 1 else {}
     return {**_board(group, blocks, inexact, sampler, context, None), "by_kind": by_kind}
 

@@ -49,7 +49,7 @@ def _draw_speed(figure: Figure, load: Mapping[str, Any]) -> None:
             axes.errorbar(row["batch"], row["speedup"]["value"], yerr=error(row["speedup"]), fmt=marker, color=colour,
                           capsize=2, markerfacecolor=colour if row["pays"] else "none")  # fmt: skip
     axes.axhline(1, color=INK, linewidth=1)
-    axes.set_ylabel("speedup over plain decoding (×)")
+    axes.set_ylabel("speedup (×)")
     _batches(axes, sorted({row["batch"] for row in load["rows"]}))
     legend(figure)
 

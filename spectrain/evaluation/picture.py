@@ -8,8 +8,10 @@ from typing import Any, BinaryIO
 import matplotlib
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
+from matplotlib.text import Text
 
 _GAIN, _LOSS, _INK, _SOFT, _LOSSY = "#0b6b45", "#9a3412", "#1b1d21", "#5b616b", "#c00018"
+_MARGIN = 0.01  # left of both titles, of the width
 _STYLE: dict[str, Any] = {
     "text.parse_math": False,
     "font.size": 10.0,
@@ -40,9 +42,23 @@ def draw_picture(block: Mapping[str, Any], title: str, headline: str, file: Bina
         axes.set_ylim(max(len(contenders), 1) - 0.5, -0.5)
         axes.margins(x=0.3)
         axes.set_xlabel(f"decode speedup over plain decoding (×, with interval), {block['name']}", color=_SOFT)
-        figure.suptitle(headline, x=0.01, ha="left", fontsize=13, fontweight="bold")
-        axes.set_title(title, loc="left", fontsize=9, color=_SOFT)
+        heading = figure.suptitle(headline, x=_MARGIN, ha="left", fontsize=13, fontweight="bold")
+        below = axes.set_title(title, loc="left", fontsize=9, color=_SOFT)
+        _align(figure, below, heading)
         figure.savefig(file, format="png", metadata={"Software": None})
+
+
+def _align(figure: Figure, below: Text, heading: Text) -> None:
+    """Start a title of the axes, which the layout gives its height, where the heading of the figure starts; both are
+    made smaller where they would run out of the picture."""
+    figure.draw_without_rendering()
+    figure.set_layout_engine("none")
+    for text in (heading, below):
+        while text.get_window_extent().width > (1 - 2 * _MARGIN) * figure.bbox.width:
+            text.set_fontsize(0.95 * float(text.get_fontsize()))
+    left = heading.get_window_extent().x0 - below.get_window_extent().x0
+    across, up = below.get_position()
+    below.set_position((across + left / figure.axes[0].bbox.width, up))
 
 
 def _draw(axes: Any, row: int, numbers: Mapping[str, Any]) -> None:

@@ -10,6 +10,7 @@ from matplotlib.ticker import MaxNLocator
 
 from spectrain.evaluation.acceptance_plots import draw_conditional, draw_prefixes, draw_survival
 from spectrain.evaluation.axes import end, error, legend, name_rows, points, shifts, styled
+from spectrain.evaluation.kinds import measured_kinds
 from spectrain.evaluation.svg import HATCHES, INK, PART_COLOURS, Plot, draw_svg
 
 PARTS = ("prefill", "draft", "verify", "overhead")
@@ -32,7 +33,7 @@ def sampler_plots(block: dict[str, Any], name: str) -> list[Plot]:
     drafters = [c for c in block["contenders"] if c["shape"] is not None]
     if not drafters:
         return []
-    many, markers = len(drafters), len(drafters) * len(drafters[0]["by_kind"])
+    many, markers = len(drafters), len(drafters) * len(measured_kinds(drafters[0]))
     plots = [
         ("Speedup by contender", _SPEEDUP, _draw_speedup, drafters, many),
         ("Decode speedup by kind", _BY_KIND, _draw_kinds, drafters, max(many, markers // 2)),  # half as high as a bar
@@ -87,7 +88,7 @@ def _draw_speedup(figure: Figure, contenders: Sequence[dict[str, Any]]) -> None:
 
 def _draw_kinds(figure: Figure, contenders: Sequence[dict[str, Any]]) -> None:
     axes = figure.subplots()
-    kinds = list(contenders[0]["by_kind"])
+    kinds = list(measured_kinds(contenders[0]))
     for shift, (contender, colour, marker, _) in zip(shifts(len(contenders)), styled(contenders), strict=True):
         for row, kind in enumerate(kinds):
             speedup = contender["by_kind"][kind]["speedup"]["decode"]

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from spectrain.evaluation.kinds import measured_kinds
 from spectrain.evaluation.leaves import EVERYTHING
 
 PROFILE_SCHEMA = "spectrain.speculation_profile/1"
@@ -46,7 +47,7 @@ def _profiles(block: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
     for contender in block["contenders"]:
         if contender["shape"] is None:
             continue
-        for kind, numbers in ((EVERYTHING, contender["pooled"]), *contender["by_kind"].items()):
+        for kind, numbers in ((EVERYTHING, contender["pooled"]), *measured_kinds(contender).items()):
             cost = numbers["cost"]
             yield {
                 "sampler": block["name"],

@@ -22,7 +22,7 @@ from spectrain.evaluation.picture import draw_picture
 from spectrain.evaluation.plots import cost_plot, sampler_plots
 from spectrain.evaluation.profile import speculation_profile
 from spectrain.evaluation.view import changed, report_view, title
-from spectrain.evaluation.wording import FILTERS, headline
+from spectrain.evaluation.wording import FILTERS, headline, interval
 from spectrain.files import atomic_file
 
 MARKDOWN, PAGE, PICTURE = "report.md", "report.html", "report.png"
@@ -70,7 +70,7 @@ def render_page(document: Mapping[str, Any]) -> str:
         block, name = sampler["block"], f"s{index}"
         sampler["plots"] = sampler_plots(block, name)
         sampler["cost_plot"] = cost_plot(block, name)
-        sampler["visited_plot"] = visited_plot(sampler["visited"], name)
+        sampler["visited_plot"] = visited_plot(sampler["visited"], sampler["drafters"], name)
         sampler["band_plots"] = band_plots(sampler["bands"], name)
         sampler["law_plot"] = law_plot(block["distribution"], name)
     view["load_plots"] = load_plots(document["load"])
@@ -102,7 +102,15 @@ def template_environment(folder: Path, *, markdown: bool) -> jinja2.Environment:
         keep_trailing_newline=True,
     )
     environment.filters.update(FILTERS, svg=Markup)
+    if not markdown:
+        environment.filters.update(interval=_breakable, rate=lambda row: _breakable(row, 3, "rate"))
     return environment
+
+
+def _breakable(value: Mapping[str, Any] | None, digits: int = 2, key: str = "value") -> Markup:
+    """An interval on a page: where a column is narrow the bracket goes below the number, whole."""
+    estimate, bracket, bounds = interval(value, digits, key).partition(" (")
+    return Markup('{} <span class="bounds">({}</span>').format(estimate, bounds) if bracket else Markup(estimate)
 
 
 def _markdown_cell(value: Any) -> Any:

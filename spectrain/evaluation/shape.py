@@ -186,7 +186,7 @@ DOCUMENT = {
     "context": {
         "target": {"name": None},
         "drafter": {"name": None},
-        "traffic": dict.fromkeys(("name", "digest", "conversations", "chose_the_step")),
+        "traffic": dict.fromkeys(("name", "digest", "conversations", "chose_the_step?")),
         "device": {"name": None, "threads": None, "dtype": None},
         "versions": {"*": None},
         "stopped_early??": dict.fromkeys(("rule", "half_width", "asked")),
@@ -221,7 +221,7 @@ DOCUMENT = {
                     "lossy": None,
                     "baseline": None,
                     "pooled": _NUMBERS,
-                    "by_kind": {"*": _NUMBERS},
+                    "by_kind": {"*?": _NUMBERS},
                     "by_band": _BANDS,
                 }
             ],

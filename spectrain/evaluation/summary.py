@@ -20,8 +20,9 @@ from spectrain.evaluation.bands import by_band
 from spectrain.evaluation.blocks import decode_speedup, number_block
 from spectrain.evaluation.cost_model import cost_model
 from spectrain.evaluation.costs import add_predictions_from_siblings
-from spectrain.evaluation.decisions import adjusted_confidence, resamples_at
+from spectrain.evaluation.decisions import Choice, adjusted_confidence, resamples_at
 from spectrain.evaluation.document import check_document
+from spectrain.evaluation.faults import departures, not_exact
 from spectrain.evaluation.figures import STATISTICS, one
 from spectrain.evaluation.goodness import distribution_block
 from spectrain.evaluation.leaderboard import leaderboard
@@ -29,7 +30,7 @@ from spectrain.evaluation.leaves import PLAIN
 from spectrain.evaluation.samples import kind_and_parents
 from spectrain.evaluation.shape import SCHEMA
 from spectrain.evaluation.sums import check_parts
-from spectrain.evaluation.verdict import departures, exactness_block, verdict_block
+from spectrain.evaluation.verdict import exactness_block, judged, verdict_block
 from spectrain.exact.sampler import Sampler
 from spectrain.intervals import METHOD
 
@@ -75,14 +76,19 @@ def summarise(samples: Iterable[Mapping[str, Any]], *, context: Mapping[str, Any
 def document_of(groups: Groups, *, context: Mapping[str, Any]) -> dict[str, Any]:
     """``summarise`` for samples that ``gather`` has read already."""
     _check_context(context)
-    samplers = [_sampler_block(sampler, group, context) for sampler, group in groups]
+    checks = [_checks(sampler, group, context) for sampler, group in groups]
+    inexact = departures(checks)
+    samplers = [
+        _sampler_block(sampler, group, found, inexact, context)
+        for (sampler, group), found in zip(groups, checks, strict=True)
+    ]
     document = {
         "schema": SCHEMA,
         "context": {key: copy.deepcopy(value) for key, value in context.items() if key not in ELSEWHERE},
         "statistics": _statistics(samplers),
         **{key: copy.deepcopy(kind(context.get(key) or ())) for key, kind in SECTIONS.items()},
         "samplers": samplers,
-        "load": copy.deepcopy(context.get("load")),
+        "load": _load(context.get("load"), inexact),
         "cost_model": cost_model(samplers, context.get("load"), context.get("request_rates") or ()),
     }
     check_document(document)
@@ -109,23 +115,41 @@ def _statistics(samplers: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     return {**STATISTICS, "method": METHOD, "comparisons": comparisons, "adjusted_confidence": adjusted}
 
 
-def _sampler_block(sampler: dict[str, Any], group: list[Answers], context: Mapping[str, Any]) -> dict[str, Any]:
-    plain, by_name = group[0], {answers.name: answers for answers in group}
-    kinds = sorted({kind for found in set(plain.kinds) for kind in kind_and_parents(found)})
-    contenders = [_contender_block(answers, by_name[answers.first.baseline], kinds, context) for answers in group]
-    kinds_of_one = len(set(zip(plain.conversations, plain.kinds, strict=True))) == len(plain.clusters())
-    for contender in contenders:
-        check_parts(contender, contender["contender"], kinds_of_one=kinds_of_one)
-    add_predictions_from_siblings(contenders)
+def _load(load: Mapping[str, Any] | None, inexact: Mapping[str, str]) -> dict[str, Any] | None:
+    """What was measured in batches, without a verdict that is on where decoding was found not to be exact."""
+    if load is None:
+        return None
+    off = {"decision": "off", "contender": None, "k": 0, "reason": not_exact(inexact)} if inexact else {}
+    return {**copy.deepcopy(dict(load)), "by_batch": [{**row, **off} for row in copy.deepcopy(load["by_batch"])]}
+
+
+def _checks(sampler: dict[str, Any], group: Sequence[Answers], context: Mapping[str, Any]) -> dict[str, Any]:
+    """Whether the output is the target's: greedily token by token, sampled by its law."""
     described = Sampler(**sampler)
     exactness = [
         exactness_block(answers, str(context["device"]["dtype"]))
         for answers in group
         if described.greedy and answers.first.shape is not None
     ]
+    distribution = None if described.greedy else _distribution(group)
+    return {"name": described.describe(), "exactness": exactness, "distribution": distribution}
+
+
+def _sampler_block(sampler: dict[str, Any], group: list[Answers], checks: Mapping[str, Any],
+                   inexact: Mapping[str, str], context: Mapping[str, Any]) -> dict[str, Any]:  # fmt: skip
+    plain, by_name = group[0], {answers.name: answers for answers in group}
+    kinds = sorted({kind for found in set(plain.kinds) for kind in kind_and_parents(found)})
+    decoded = [kind for kind in kinds if all(a.clusters(a.of_kind(kind)).total("rounds") for a in group)]
+    contenders = [
+        _contender_block(answers, by_name[answers.first.baseline], kinds, decoded, context) for answers in group
+    ]
+    kinds_of_one = len(set(zip(plain.conversations, plain.kinds, strict=True))) == len(plain.clusters())
+    for contender in contenders:
+        check_parts(contender, contender["contender"], kinds_of_one=kinds_of_one)
+    add_predictions_from_siblings(contenders)
     drafting = [c for c in contenders if c["shape"] is not None]
     load = context.get("load")
-    load = load if load and load["sampler"] == described.describe() else None
+    load = load if load and load["sampler"] == checks["name"] else None
 
     def speedup_at(kind: str | None, name: str, confidence: float) -> dict[str, Any]:
         """The interval of a contender's decode speedup on conversations of a kind, or of all kinds."""
@@ -133,24 +157,23 @@ def _sampler_block(sampler: dict[str, Any], group: list[Answers], context: Mappi
         own, base = (answers.clusters(answers.of_kind(kind)) for answers in sides)
         return one(decode_speedup(own, base), confidence=confidence, resamples=resamples_at(confidence))
 
-    distribution = None if described.greedy else _distribution(group)
-    inexact = departures(exactness, distribution)
-    comparisons = Counter(c["baseline"] for c in drafting if not c["lossy"] and c["contender"] not in inexact)
+    comparisons = Counter(c["baseline"] for c in drafting if not c["lossy"])
 
-    def verdicts(contenders: Sequence[dict[str, Any]]) -> dict[str, Any]:
-        among = max((comparisons[c["baseline"]] for c in contenders), default=0)
-        return _verdicts(contenders, kinds, inexact, speedup_at, load, among)
+    def verdicts(chosen: Sequence[dict[str, Any]]) -> dict[str, Any]:
+        among = max((comparisons[c["baseline"]] for c in chosen), default=0)
+        looks = Choice(among, judged(contenders[0], among))
+        return _verdicts(chosen, kinds, inexact, speedup_at, load, looks)
 
     return {
-        "name": described.describe(),
+        "name": checks["name"],
         "sampler": sampler,
         "conversations": len(plain.clusters()),
         "kinds": kinds,
         "contenders": contenders,
-        "exactness": exactness,
-        "distribution": distribution,
+        "exactness": checks["exactness"],
+        "distribution": checks["distribution"],
         "leaderboard": (
-            leaderboard(group, contenders, inexact, described.describe(), context) if context.get("drafters") else None
+            leaderboard(group, contenders, inexact, checks["name"], context) if context.get("drafters") else None
         ),
         "verdict": {
             **verdicts([c for c in drafting if c["baseline"] == PLAIN]),
@@ -174,20 +197,23 @@ def _distribution(group: Sequence[Answers]) -> list[dict[str, Any]] | None:
 
 def _verdicts(contenders: Sequence[dict[str, Any]], kinds: Sequence[str], inexact: Mapping[str, str],
               speedup_at: Callable[[str | None, str, float], dict[str, Any]],
-              load: Mapping[str, Any] | None, comparisons: int) -> dict[str, Any]:  # fmt: skip
+              load: Mapping[str, Any] | None, looks: Choice) -> dict[str, Any]:  # fmt: skip
     """Verdicts of these contenders over all conversations, and over those of each kind. Batches are drawn from all
-    kinds, so they say nothing of one. ``comparisons``: as many as were measured beside the same plain decoding."""
+    kinds, so they say nothing of one. ``looks``: as many as were measured beside the same plain decoding, on as many
+    kinds as can be judged."""
     by_kind = {
         kind: verdict_block([(c, c["by_kind"][kind]) for c in contenders], inexact, partial(speedup_at, kind),
-                            comparisons=comparisons)
+                            comparisons=looks.contenders, kinds=looks.kinds)
         for kind in kinds
     }  # fmt: skip
     overall = verdict_block([(c, c["pooled"]) for c in contenders], inexact, partial(speedup_at, None), load,
-                            comparisons)  # fmt: skip
+                            looks.contenders)  # fmt: skip
     return {"overall": overall, "by_kind": by_kind}
 
 
-def _contender_block(own: Answers, plain: Answers, kinds: Sequence[str], context: Mapping[str, Any]) -> dict[str, Any]:
+def _contender_block(own: Answers, plain: Answers, kinds: Sequence[str], decoded: Sequence[str],
+                     context: Mapping[str, Any]) -> dict[str, Any]:  # fmt: skip
+    """``decoded``: the kinds that have figures; of the others not one round was decoded."""
     weights, first = context.get("memory") or {}, own.first
     memory = {
         "target_bytes": weights.get("target"),
@@ -209,6 +235,6 @@ def _contender_block(own: Answers, plain: Answers, kinds: Sequence[str], context
         "lossy": first.lossy,
         "baseline": first.baseline,
         "pooled": block(None),
-        "by_kind": {kind: block(kind) for kind in kinds},
+        "by_kind": {kind: block(kind) if kind in decoded else None for kind in kinds},
         "by_band": by_band(own, plain),
     }

@@ -6,7 +6,7 @@ Shapes: C conversations, D draft depths.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -77,11 +77,3 @@ class TeacherForced:
             for (drafter, sampler), found in self._scores.items()
             for row in found.rows()
         ]
-
-
-def teacher_forced_rows(samples: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """The rows of all these samples; none of them is kept."""
-    found = TeacherForced()
-    for sample in samples:
-        found.add(sample)
-    return found.rows()

@@ -8,13 +8,16 @@ from typing import Any
 
 from spectrain.evaluation.answers import Answers
 from spectrain.evaluation.changes import would_change
-from spectrain.evaluation.decisions import Rival, decide
+from spectrain.evaluation.decisions import Choice, Rival, decide, fewest
+from spectrain.evaluation.faults import not_exact
+from spectrain.evaluation.kinds import measured_kinds
 
 Block = dict[str, Any]
 
 # Largest gap between the logits of two tokens that rounding alone may swap when a block of tokens is
 # computed at once instead of one by one. Beyond it, the decoder has changed the target's output.
 NEAR_TIE = {"float64": 1e-8, "float32": 1e-3, "float16": 0.1, "bfloat16": 0.5}
+UNIT_DECODED = "conversations with more than one token"
 
 
 def near_tie_gap(dtype: str) -> float:
@@ -44,63 +47,50 @@ def exactness_block(answers: Answers, dtype: str) -> dict[str, Any]:
     }
 
 
-def departures(exactness: Sequence[Block], distribution: Sequence[Block] | None) -> dict[str, str]:
-    """Contenders whose output is not the target's though their rule keeps its law, and how it differs: found greedily,
-    beyond rounding (``exactness_block``), or in what was sampled (``distribution_block``)."""
-    greedy = {e["contender"]: "changes the greedy output" for e in exactness if e["unexplained"] and not e["lossy"]}
-    differ = [test["contender"] for test in distribution or () if not test["agrees"] and not test["lossy"]]
-    return greedy | dict.fromkeys(differ, "samples from another law than the target's")
-
-
 def verdict_block(
-    candidates: Sequence[tuple[Block, Block]],
+    candidates: Sequence[tuple[Block, Block | None]],
     inexact: Mapping[str, str],
     speedup_at: Callable[[str, float], Block],
     load: Mapping[str, Any] | None = None,
     comparisons: int = 0,
+    kinds: int = 1,
 ) -> Block:
     """On when the interval of the best contender's decode speedup lies above 1, otherwise off, and why.
 
     Args:
-        candidates: (contender block, its numbers for the conversations in question), without plain.
-        inexact: contenders whose output was found not to be the target's, and how (see ``departures``); they
-            are never on.
+        candidates: (contender block, its numbers for the conversations in question), without plain; the numbers None
+            where every answer ended with its first token.
+        inexact: contenders of any sampler whose output was found not to be the target's, and how (see ``faults``);
+            where there is one, nothing is on.
         speedup_at: name and confidence → the interval of its decode speedup at that confidence.
         load: the document's ``load``, where these contenders were measured in batches with the same sampler.
         comparisons: how many were measured to choose among, where these are only some of them.
+        kinds: on how many kinds of conversation the choice is made, where this is one of them.
 
     Returns:
         ``decision``, ``contender`` and ``k`` (null and 0 when off; ``k`` is null for a tree), ``reason``, ``best``
-        (what is on or, when nothing is, the fastest exact contender; null without one), ``comparisons`` and
-        ``adjusted`` (how many there were to choose among, and the interval of the best at the confidence that this asks
+        (what is on or, when nothing is, the fastest; null without one), ``comparisons`` and ``adjusted`` (how many
+        there were to choose among, on all kinds together, and the interval of the best at the confidence that this asks
         for), ``up_to_batch`` (see the function), ``would_change`` (see ``changes``) and ``conversations_needed`` (a
         rough number, when only more conversations could decide). Lossy contenders are no candidates.
     """
-    lawful = [pair for pair in candidates if not pair[0]["lossy"]]
-    names = [contender["contender"] for contender, _ in lawful]
-    exact = {pair[0]["contender"]: pair for pair in lawful if pair[0]["contender"] not in inexact}
-    if not exact:
+    lawful = [(contender, numbers) for contender, numbers in candidates if not contender["lossy"]]
+    if inexact:
+        return _off(not_exact(inexact), "output that is the target's own")
+    if not lawful:
         reason = "every contender is lossy" if candidates else "no drafter of this target was measured"
-        change = "output that is the target's own" if lawful else "a drafter whose rule keeps the target's law"
-        return {
-            "decision": "off",
-            "contender": None,
-            "k": 0,
-            "reason": f"not exact: {_departed({name: inexact[name] for name in names})}" if lawful else reason,
-            "best": None,
-            "comparisons": 0,
-            "adjusted": None,
-            "up_to_batch": None,
-            "would_change": change,
-            "conversations_needed": None,
-        }
+        return _off(reason, "a drafter whose rule keeps the target's law")
+    choice = Choice(max(comparisons, len(lawful)), kinds)
+    rivals = {contender["contender"]: (contender, numbers) for contender, numbers in lawful if numbers is not None}
+    if len(rivals) < len(lawful):
+        return _off(choice.too_few(0, UNIT_DECODED), "answers of more than one token")
     # An answer that prefill ends says nothing of decoding, however many of them there are.
-    count = min(numbers["decoded"] for _, numbers in exact.values())
-    everything = next(iter(exact.values()))[1]["conversations"]
-    unit = "conversations" if count == everything else "conversations with more than one token"
-    comparisons = max(comparisons, len(exact))
-    decided = decide([_rival(*pair, speedup_at) for pair in exact.values()], count, unit, comparisons)
-    contender, numbers = exact[decided.rival.name]
+    count = min(numbers["decoded"] for _, numbers in rivals.values())
+    everything = next(iter(rivals.values()))[1]["conversations"]
+    unit = "conversations" if count == everything else UNIT_DECODED
+    pairs = [_rival(*pair, speedup_at) for pair in rivals.values()]
+    decided = decide(pairs, count, unit, choice.contenders, choice.kinds)
+    contender, numbers = rivals[decided.rival.name]
     best = _best(contender, numbers)
     needed = None if decided.needed is None else math.ceil(decided.needed * everything / count)
     found = {
@@ -109,7 +99,7 @@ def verdict_block(
         "k": best["k"] if decided.on else 0,
         "reason": decided.reason,
         "best": best,
-        "comparisons": comparisons,
+        "comparisons": choice.looks,
         "adjusted": decided.adjusted,
         "up_to_batch": up_to_batch(load, best["contender"]) if load and decided.on else None,
         "conversations_needed": needed,
@@ -117,10 +107,20 @@ def verdict_block(
     return {**found, "would_change": would_change(found, numbers, load)}
 
 
-def _departed(inexact: Mapping[str, str]) -> str:
-    """All of them, by how they differ."""
-    ways = dict.fromkeys(inexact.values())
-    return "; ".join(f"{', '.join(name for name in inexact if inexact[name] == way)} ({way})" for way in ways)
+def _off(reason: str, change: str) -> Block:
+    """A verdict that is about no contender."""
+    return {
+        "decision": "off",
+        "contender": None,
+        "k": 0,
+        "reason": reason,
+        "best": None,
+        "comparisons": 0,
+        "adjusted": None,
+        "up_to_batch": None,
+        "would_change": change,
+        "conversations_needed": None,
+    }
 
 
 def _rival(contender: Block, numbers: Block, speedup_at: Callable[[str, float], Block]) -> Rival:
@@ -136,6 +136,21 @@ def _best(contender: Block, numbers: Block) -> Block:
         "decode_speedup": numbers["speedup"]["decode"],
         "total_speedup": numbers["speedup"]["total"],
     }
+
+
+def judged(plain: Mapping[str, Any], contenders: int) -> int:
+    """On how many kinds a verdict may be on, so that each is another look: they have as many conversations as choosing
+    among so many contenders needs at least, and are not all that the kind above them has. Never fewer than one.
+
+    ``plain``: the block of plain decoding, which decodes what the others do.
+    """
+    found, least = measured_kinds(plain), fewest(contenders)
+
+    def whole(kind: str) -> bool:
+        above = found.get(kind.rpartition("/")[0])
+        return above is not None and above["conversations"] == found[kind]["conversations"]
+
+    return max(1, sum(numbers["decoded"] >= least and not whole(kind) for kind, numbers in found.items()))
 
 
 def up_to_batch(load: Mapping[str, Any], contender: str) -> int | None:

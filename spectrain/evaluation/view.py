@@ -6,6 +6,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from spectrain.evaluation.faults import departures
 from spectrain.evaluation.glossary import DEFINITIONS
 from spectrain.evaluation.learning import learning_curves, without_curve
 from spectrain.evaluation.leaves import EVERYTHING
@@ -70,7 +71,7 @@ def _sampler_view(block: Mapping[str, Any], confidence: str, document: Mapping[s
         "would_change": change_sentence(block["verdict"], trained),
         "kinds": kind_sentence(block["verdict"]["by_kind"]),
         "drafters": drafters,
-        "law": law_sentence(drafters, changed=own_target),
+        "law": law_sentence(drafters, changed=own_target, faulty=departures(document["samplers"])),
         "exactness": exactness_sentence(block["exactness"]),
         "law_test": law_test_sentence(block["distribution"]),
         "rows": _ranked(block),

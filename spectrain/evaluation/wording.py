@@ -8,10 +8,18 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
+from spectrain.evaluation.faults import departures, not_exact
 from spectrain.evaluation.leaves import EVERYTHING, PLAIN
 
 DASH = "–"
 CHANGED = "the bundle's own, changed target"
+CHOSE_THE_STEP = {
+    True: "The held-out conversations also chose the training step, which flatters the trained drafter slightly; "
+    "measure on conversations that no choice has seen to be rid of it.",
+    None: "Whether the held-out conversations also chose the training step cannot be told: the bundle's manifest lacks "
+    "data_digests.heldout_asked, as those of earlier versions do. Measure on others, or train again.",
+    False: "",
+}
 
 
 def number(value: float | None, digits: int = 2) -> str:
@@ -132,12 +140,16 @@ def _outermost(kinds: Collection[str]) -> list[str]:
     return found or [kind for kind in kinds if kind == parent]
 
 
-def law_sentence(contenders: Sequence[Mapping[str, Any]], *, changed: bool = False) -> str:
-    """Which contenders have the target's law, and which do not.
+def law_sentence(
+    contenders: Sequence[Mapping[str, Any]], *, changed: bool = False, faulty: Collection[str] = ()
+) -> str:
+    """Which contenders have the target's law, and which do not; ``faulty``: those of which a check failed.
 
     ``changed``: what was measured is a target that its bundle changed in training, so that law is not the original's.
     """
-    lawful, lossy = ([c for c in contenders if c["lossy"] is side] for side in (False, True))
+    lossy = [c for c in contenders if c["lossy"]]
+    broken = [c["contender"] for c in contenders if c["contender"] in faulty]
+    lawful = [c for c in contenders if c not in lossy and c["contender"] not in broken]
     moved = [c["contender"] for c in lawful if changed or c.get("baseline", PLAIN) != PLAIN]
     exact = [c["contender"] for c in lawful if c["contender"] not in moved]
     parts = []
@@ -148,6 +160,8 @@ def law_sentence(contenders: Sequence[Mapping[str, Any]], *, changed: bool = Fal
             f"Exact in the law of {CHANGED}, which is not the original's: {', '.join(moved)}. Plain decoding, which "
             "greedy outputs are compared with, is that target's."
         )
+    if broken:
+        parts.append(f"Exact in law by the rule, but found not to be: {', '.join(broken)}.")
     if lossy:
         verb = "have" if len(lossy) > 1 else "has"
         named = ", ".join(c["contender"] for c in lossy)
@@ -189,12 +203,8 @@ def law_test_sentence(tests: Sequence[Mapping[str, Any]] | None) -> str:
 def cautions(document: Mapping[str, Any]) -> list[str]:
     """What a reader should hold against the numbers."""
     context, statistics = document["context"], document["statistics"]
-    found = []
-    if context["traffic"]["chose_the_step"]:
-        found.append(
-            "The held-out conversations also chose the training step, which flatters the trained drafter slightly; "
-            "measure on conversations that no choice has seen to be rid of it."
-        )
+    told = fault_sentence(document["samplers"]), CHOSE_THE_STEP[context["traffic"]["chose_the_step"]]
+    found = list(filter(None, told))
     if left_out := context.get("dropped"):
         named = ", ".join(f"{count} {reason.replace('_', ' ')}" for reason, count in left_out.items())
         found.append(
@@ -212,6 +222,18 @@ def cautions(document: Mapping[str, Any]) -> list[str]:
             f"interval of {percent(statistics['adjusted_confidence'], 1)} (Bonferroni)."
         )
     return found
+
+
+def fault_sentence(samplers: Sequence[Mapping[str, Any]]) -> str:
+    """That decoding was found not to be exact, where it was."""
+    faulty = departures(samplers)
+    if not faulty:
+        return ""
+    reason = not_exact(faulty)
+    return (
+        f"A check of the output failed, {reason}: that is a fault of decoding. Until it is mended no contender is "
+        "recommended, at any temperature or batch size, however fast it was."
+    )
 
 
 def not_measured(document: Mapping[str, Any]) -> list[str]:

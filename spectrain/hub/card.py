@@ -9,12 +9,22 @@ from typing import Any
 
 from huggingface_hub import ModelCard, ModelCardData
 
+from spectrain.evaluation.faults import departures
 from spectrain.evaluation.leaves import LOSSY, PLAIN
 from spectrain.evaluation.report import PICTURE, template_environment
 from spectrain.evaluation.training_cost import training_cost
-from spectrain.evaluation.wording import drift_sentence, headline, kind_sentence, law_sentence, percent, sentence
+from spectrain.evaluation.wording import (
+    CHOSE_THE_STEP,
+    drift_sentence,
+    headline,
+    kind_sentence,
+    law_sentence,
+    percent,
+    sentence,
+)
 from spectrain.hub.metadata import card_data, eval_results
 from spectrain.hub.report import own_contenders, served_k
+from spectrain.interop import vllm_command
 from spectrain.manifest import MANIFEST_FILE, REPORT_FILE, Manifest, public_target, read_manifest
 from spectrain.tracking import flatten
 from spectrain.weights import OWN_TARGET
@@ -62,12 +72,13 @@ def _view(repo: str, bundle: Path, manifest: Manifest, document: Mapping[str, An
         "faster": best["contender"] if best and best["drafter"] not in (name, PLAIN) else None,
         "picture": PICTURE,
         "traffic": context["traffic"],
+        "chosen": CHOSE_THE_STEP[context["traffic"]["chose_the_step"]],
         "device": context["device"],
         "confidence": confidence,
         "report_file": REPORT_FILE,
         "manifest_file": MANIFEST_FILE,
         "blocks": blocks,
-        "law": law_sentence(_once(own), changed=changed),
+        "law": law_sentence(_once(own), changed=changed, faulty=departures(document["samplers"])),
         "exactness": _exactness(document, own),
         "drift": [drift_sentence(key, found) for key, found in (document.get("drift") or {}).items() if key == name],
         "k": k,
@@ -96,12 +107,11 @@ def serving(repo: str, target: str, revision: str, changed: bool, method: str | 
     """
     if method is None:
         return []
-    folder = repo.rsplit("/", 1)[-1]
-    drafter = {"method": method, "model": f"./{folder}" if changed else repo, "num_speculative_tokens": k}
-    options = f"--speculative-config '{json.dumps(drafter)}'"
     if not changed:
-        return [f"vllm serve {target} --revision {revision} {options}"]
-    return [f"hf download {repo} --local-dir {folder}", f"vllm serve ./{folder}/{OWN_TARGET} {options}"]
+        return [vllm_command(target, revision, repo, method, k)]
+    folder = repo.rsplit("/", 1)[-1]
+    fetch = f"hf download {repo} --local-dir {folder}"
+    return [fetch, vllm_command(f"./{folder}/{OWN_TARGET}", None, f"./{folder}", method, k)]
 
 
 def _once(contenders: list[Mapping[str, Any]]) -> list[Mapping[str, Any]]:

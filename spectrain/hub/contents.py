@@ -13,12 +13,12 @@ from typing import Any
 from spectrain.bundle import BundleContents, read_bundle, unchecked
 from spectrain.drafters.ranks import RANKS_FILE, read_ranks
 from spectrain.errors import SpectrainError
+from spectrain.evaluation.own_report import own_report
 from spectrain.evaluation.report import PICTURE, render_picture
 from spectrain.files import file_digest
 from spectrain.hub.card import write_card
 from spectrain.hub.metadata import read_notes
 from spectrain.hub.privacy import check_names, check_places, check_traffic, without_places
-from spectrain.hub.report import read_report
 from spectrain.hub.request import Request, check_request
 from spectrain.interop import format_of_config
 from spectrain.manifest import MANIFEST_FILE, REPORT_FILE, Manifest, public_target
@@ -63,7 +63,7 @@ def gather(request: Request) -> Publication:
             "again with its target's tokenizer"
         )
     check_names(manifest.files)
-    document = read_report(request.bundle, manifest, request.report)
+    document = own_report(request.bundle, manifest, request.report)
     metadata, text = read_notes(request.notes) if request.notes else ({}, "")
     files, manifest = _bundle_files(contents, manifest)
     files[MANIFEST_FILE] = _json(manifest.model_dump(mode="json"))

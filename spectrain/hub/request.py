@@ -10,7 +10,7 @@ from typing import Any
 
 from spectrain.errors import SpectrainError, told
 from spectrain.hub.metadata import check_given, check_id, read_notes
-from spectrain.manifest import REPORT_FILE, Manifest, public_target, publishable, read_manifest, with_target
+from spectrain.manifest import Manifest, public_target, publishable, read_manifest, report_file, with_target
 
 
 @dataclass(frozen=True)
@@ -47,25 +47,6 @@ def check_request(request: Request) -> Manifest:
     if found:
         raise SpectrainError("\n".join(found))
     return _named(recorded, request)
-
-
-def report_file(bundle: Path, given: Path | None) -> Path:
-    """The report at ``given``, a file or its folder, or else the bundle's own; SpectrainError where there is none."""
-    path = given or bundle
-    path = path / REPORT_FILE if path.is_dir() else path
-    if not path.is_file():
-        raise SpectrainError(
-            f"{path} is not there: a bundle is published with its acceptance report; {measure_again(bundle)}"
-        )
-    return path
-
-
-def measure_again(bundle: Path) -> str:
-    """How a bundle gets a report."""
-    return (
-        f"measure this one: spectrain evaluate {bundle} --traffic chats.jsonl --output DIR, and publish with "
-        f"--report DIR/{REPORT_FILE}"
-    )
 
 
 def _check_repo(repo: str) -> None:

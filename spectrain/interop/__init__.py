@@ -22,7 +22,7 @@ from spectrain.interop._checkpoint import (
     write_checkpoint,
 )
 from spectrain.interop._listing import SUFFIXES, check_listing, list_files
-from spectrain.interop._served import Served
+from spectrain.interop._served import Served, vllm_command
 
 __all__ = [
     "CONFIG_FILE",
@@ -39,6 +39,7 @@ __all__ = [
     "list_files",
     "read_config",
     "read_tensors",
+    "vllm_command",
     "write_checkpoint",
 ]
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import shlex
 from dataclasses import dataclass
 
 
@@ -17,3 +19,11 @@ class Served:
     sglang_layout: str | None = None
     assistant: bool = False
     most: str | None = None
+
+
+def vllm_command(target: str, revision: str | None, drafter: str, method: str, k: int) -> str:
+    """The line for a shell that serves ``target`` with ``drafter``, each a folder or a Hub id, drafting ``k`` tokens a
+    round; ``method`` is vLLM's own name for such drafters, and ``revision`` the target's."""
+    settings = {"method": method, "model": drafter, "num_speculative_tokens": k}
+    at = ["--revision", revision] if revision else []
+    return shlex.join(["vllm", "serve", target, *at, "--speculative-config", json.dumps(settings)])

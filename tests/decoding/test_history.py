@@ -5,10 +5,11 @@ from __future__ import annotations
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from paths import paths_of
 
 from spectrain.decoding.history import History
 from spectrain.exact.penalties import Penalties
-from spectrain.shapes import Chain, Layout, paths_of
+from spectrain.shapes import Chain, Layout
 
 
 @given(st.data())

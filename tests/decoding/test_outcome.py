@@ -4,12 +4,13 @@ from dataclasses import replace
 
 import pytest
 import torch
+from paths import paths_of
 
 from spectrain.decoding import Decoding
 from spectrain.drafters.base import Drafter, Probes, Proposal
 from spectrain.errors import SpectrainError
 from spectrain.exact.sampler import Sampler
-from spectrain.shapes import ABSENT, Chain, DynamicTree, StaticTree, paths_of
+from spectrain.shapes import ABSENT, Chain, DynamicTree, StaticTree
 
 GREEDY, SAMPLED = Sampler(), Sampler(1.0)
 

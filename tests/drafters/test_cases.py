@@ -10,7 +10,7 @@ import copy
 import pytest
 import torch
 
-from spectrain.bundle import load_drafter, save_drafter
+from spectrain.bundle import Belonging, load_drafter, save_drafter
 from spectrain.drafters import FAMILIES, TrainableDrafter
 from spectrain.drafters.eagle import EagleConfig, EagleDrafter
 from spectrain.drafters.eagle3 import Eagle3Config, Eagle3Drafter
@@ -194,8 +194,7 @@ def test_the_bundle_holds_the_embedding_where_it_is_its_own(chat_target, tools, 
     with torch.no_grad():
         for parameter in drafter.parameters():
             parameter.add_(0.1 * torch.randn_like(parameter))
-    save_drafter(tmp_path / "bundle", drafter, target=chat_target.identity(), tokenizer=chat_target.tokenizer,
-                 sampler={}, recipe={}, data_digests={})  # fmt: skip
+    save_drafter(tmp_path / "bundle", drafter, Belonging(chat_target.identity(), chat_target.tokenizer))
     loaded, contents, _ = load_drafter(tmp_path / "bundle", chat_target)
     assert loaded.config == config
     assert ("embed_tokens.weight" in contents.tensors) == (embedding == "own")

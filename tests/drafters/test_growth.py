@@ -17,12 +17,13 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from paths import paths_of
 from torch import Tensor
 
 from spectrain.drafters.base import Committed, DrafterConfig, Proposal
 from spectrain.drafters.growth import GrowingDrafter
 from spectrain.exact.sampler import Sampler
-from spectrain.shapes import ABSENT, Chain, DynamicTree, StaticTree, paths_of
+from spectrain.shapes import ABSENT, Chain, DynamicTree, StaticTree
 
 Path = tuple[int, ...]
 Weights = Sequence[int]

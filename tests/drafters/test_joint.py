@@ -11,7 +11,7 @@ import pytest
 import torch
 from accelerate.state import AcceleratorState
 
-from spectrain.bundle import load_drafter, read_bundle, save_drafter, target_of
+from spectrain.bundle import Belonging, Trained, load_drafter, read_bundle, save_drafter, target_of
 from spectrain.data.batches import live_batch
 from spectrain.drafters.joint import JointConfig, MovingTarget
 from spectrain.drafters.medusa import MedusaConfig, MedusaDrafter
@@ -201,9 +201,7 @@ def bundle(chat_folder, tmp_path):
     """A saved bundle, its original target, and the drafter that was saved."""
     target = load_target(str(chat_folder))
     drafter = moved(built(target))
-    facts = {"sampler": {"temperature": 0.0}, "recipe": {}, "data_digests": {}}
-    save_drafter(tmp_path / "bundle", drafter, target=target.identity(), tokenizer=target.tokenizer,
-                 eos_ids=target.eos_ids, **facts)  # fmt: skip
+    save_drafter(tmp_path / "bundle", drafter, Belonging.to(target), Trained({"temperature": 0.0}))
     return tmp_path / "bundle", target, drafter
 
 

@@ -9,6 +9,7 @@ from itertools import product
 
 import pytest
 import torch
+from paths import paths_of
 from pydantic import TypeAdapter, ValidationError
 
 from spectrain.decoding import generate, generate_batch, generate_plain, verification
@@ -19,7 +20,7 @@ from spectrain.drafters.lookahead import LookaheadConfig, LookaheadDrafter, Pool
 from spectrain.drafters.ngram import NgramConfig, NgramDrafter
 from spectrain.exact.sampler import Sampler
 from spectrain.exact.verify.tree import TreeVerdict
-from spectrain.shapes import ABSENT, Chain, DynamicTree, StaticTree, paths_of
+from spectrain.shapes import ABSENT, Chain, DynamicTree, StaticTree
 from spectrain.target import Features
 
 GREEDY = Sampler()

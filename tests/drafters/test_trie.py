@@ -7,12 +7,13 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from paths import paths_of
 
 from spectrain.drafters.base import Committed
 from spectrain.drafters.ngram import NgramConfig, NgramDrafter
 from spectrain.drafters.trie import merged, point_masses
 from spectrain.exact.sampler import Sampler
-from spectrain.shapes import ABSENT, Chain, DynamicTree, StaticTree, paths_of
+from spectrain.shapes import ABSENT, Chain, DynamicTree, StaticTree
 from spectrain.target import Features
 
 CPU = torch.device("cpu")

@@ -60,7 +60,7 @@ def _fill(holder: dict[str, Any], key: str, value: Any) -> None:
 def _complete_sampler(block: dict[str, Any]) -> None:
     sampled = block["sampler"]["temperature"] > 0
     for contender in block["contenders"]:
-        for numbers in (contender["pooled"], *contender["by_kind"].values()):
+        for numbers in (contender["pooled"], *filter(None, contender["by_kind"].values())):
             _complete_numbers(numbers, contender, sampled)
         _fill(contender, "by_band", _bands(contender))
     names = [(c["contender"], c["lossy"]) for c in block["contenders"]]

@@ -19,7 +19,7 @@ from spectrain.evaluation.calibration import Calibration
 from spectrain.evaluation.contenders import AcceptanceConfig, contenders
 from spectrain.evaluation.measurement import measure
 from spectrain.evaluation.summary import summarise
-from spectrain.evaluation.teacher_forced import teacher_forced_rows
+from spectrain.evaluation.teacher_forced import TeacherForced
 from spectrain.exact.sampler import Sampler
 from spectrain.shapes import DynamicTree, StaticTree
 
@@ -42,6 +42,13 @@ def drafters(chat_target):
     counts_V = torch.arange(chat_target.vocab_size)
     eagle = Eagle3Drafter.build(Eagle3Config(depths=2, draft_vocab_size=64), chat_target, counts_V)
     return {"ngram": NgramDrafter(NgramConfig()), "eagle3": eagle.eval()}
+
+
+def teacher_forced_rows(samples):
+    found = TeacherForced()
+    for sample in samples:
+        found.add(sample)
+    return found.rows()
 
 
 def entries(drafters, config):

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from spectrain.bundle import save_drafter
+from spectrain.bundle import Belonging, save_drafter
 from spectrain.data.conversations import load_conversations
 from spectrain.drafters import family_of
 from spectrain.drafters.eagle3 import Eagle3Config
@@ -16,9 +16,10 @@ from spectrain.drafters.medusa import MedusaConfig
 from spectrain.drafters.ngram import NgramConfig
 from spectrain.errors import SpectrainError
 from spectrain.evaluation import acceptance
-from spectrain.evaluation.bundles import compare_bundles, evaluate_bundle, names_of, parse_baselines, resolve_bundles
+from spectrain.evaluation.bundles import compare_bundles, evaluate_bundle, parse_baselines
 from spectrain.evaluation.contenders import AcceptanceConfig
 from spectrain.evaluation.document import read_document
+from spectrain.evaluation.entrants import names_of, resolve_bundles
 from spectrain.evaluation.load_config import LoadConfig
 from spectrain.evaluation.memory import weight_bytes
 from spectrain.evaluation.training_cost import training_cost
@@ -35,8 +36,7 @@ TIMES = {"prefill_s", "draft_s", "verify_s", "overhead_s", "total_s"}
 def save(folder, config, target, seed=0):
     torch.manual_seed(seed)
     drafter = family_of(config).build(config, target, torch.arange(target.vocab_size))
-    save_drafter(folder, drafter, target=target.identity(), tokenizer=target.tokenizer, sampler={}, recipe={},
-                 data_digests={}, eos_ids=target.eos_ids)  # fmt: skip
+    save_drafter(folder, drafter, Belonging.to(target))
     return str(folder)
 
 
@@ -190,6 +190,22 @@ def test_a_bundle_by_itself_leaves_out_what_it_cannot_fill_and_has_no_leaderboar
     assert names == ["plain", "ngram k=2", "ngram k=3", "medusa k=2"]
     assert document["samplers"][0]["leaderboard"] is None
     assert "note: medusa k=3 is left out" in capsys.readouterr().out
+
+
+def test_the_settings_tell_the_draft_vocabulary_that_the_bundle_has(bundles, chat_target, chats, tmp_path):
+    """More tokens may be asked for than the target has; of what came as asked for there is one row."""
+    wanted = Eagle3Config(depths=2, draft_vocab_size=32000)
+    folders = {"large": save(tmp_path / "large", wanted, chat_target), "small": bundles[0]}
+    rows = {}
+    for name, folder in folders.items():
+        output = tmp_path / f"report-{name}"
+        evaluate_bundle(Path(folder), chat_target, chats[:1], CONFIG.model_copy(update={"trees": ()}), output,
+                        traffic="t", progress=False)  # fmt: skip
+        lines = (output / "report.md").read_text(encoding="utf-8").splitlines()
+        rows[name] = [line for line in lines if line.startswith("| drafter draft vocab size")]
+    taken = f"| drafter draft vocab size | {chat_target.tokenizer_size} |"
+    assert rows["large"] == [taken, "| drafter draft vocab size asked for | 32000 |"]
+    assert rows["small"] == ["| drafter draft vocab size | 64 |"]
 
 
 # --- which bundles ------------------------------------------------------------------------------------------------

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from spectrain import commands
-from spectrain.bundle import save_drafter
+from spectrain.bundle import Belonging, save_drafter
 from spectrain.config import load_recipe
 from spectrain.data.conversations import load_conversations
 from spectrain.drafters.joint import JointConfig
@@ -19,10 +19,11 @@ from spectrain.drafters.medusa import MedusaConfig, MedusaDrafter
 from spectrain.drafters.ngram import NgramConfig
 from spectrain.errors import SpectrainError
 from spectrain.evaluation import drift as module
-from spectrain.evaluation.bundles import compare_bundles, evaluate_bundle, resolve_bundles, shared_target
+from spectrain.evaluation.bundles import compare_bundles, evaluate_bundle
 from spectrain.evaluation.contenders import AcceptanceConfig
 from spectrain.evaluation.document import read_document
 from spectrain.evaluation.drift import ANSWERS, drift, drift_table, law_distances
+from spectrain.evaluation.entrants import resolve_bundles, shared_target
 from spectrain.evaluation.leaderboard import OWN_TARGET
 from spectrain.evaluation.report import render_markdown
 from spectrain.manifest import MANIFEST_FILE, read_manifest
@@ -44,8 +45,7 @@ def save(folder, chat_folder, joint, size=0.0, seed=0):
     with torch.no_grad():
         for parameter in drafter.adapter.values() if joint else ():
             parameter.add_(size * torch.randn(parameter.shape))
-    save_drafter(folder, drafter, target=target.identity(), tokenizer=target.tokenizer, sampler={}, recipe={},
-                 data_digests={}, eos_ids=target.eos_ids)  # fmt: skip
+    save_drafter(folder, drafter, Belonging.to(target))
     return folder
 
 

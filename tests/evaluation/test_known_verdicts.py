@@ -15,12 +15,12 @@ import pytest
 import torch
 from tiny import save_chat_model
 
-from spectrain.bundle import load_drafter, save_drafter
+from spectrain.bundle import Belonging, load_drafter, save_drafter
 from spectrain.data.conversations import Conversation, parse_conversation, render_prompt
 from spectrain.decoding import generate_plain
 from spectrain.drafters.base import Drafter, Proposal
 from spectrain.drafters.language_model import LanguageModelConfig, LanguageModelDrafter
-from spectrain.evaluation import bundles
+from spectrain.evaluation import bundles, entrants
 from spectrain.evaluation.contenders import AcceptanceConfig
 from spectrain.evaluation.document import read_document
 from spectrain.exact.sampler import Sampler
@@ -96,8 +96,7 @@ def big(tmp_path_factory):
     target = load_target(str(save_chat_model(folder / "target", layers=LAYERS, hidden=HIDDEN)))
     config = LanguageModelConfig(layers=tuple(range(LAYERS)))
     drafter = LanguageModelDrafter.build(config, target, torch.zeros(target.vocab_size, dtype=torch.long))
-    save_drafter(folder / "bundle", drafter, target=target.identity(), tokenizer=target.tokenizer, sampler={},
-                 recipe={}, data_digests={}, eos_ids=target.eos_ids)  # fmt: skip
+    save_drafter(folder / "bundle", drafter, Belonging.to(target))
     return target, folder / "bundle"
 
 
@@ -133,7 +132,7 @@ def evaluated(big, tmp_path, monkeypatch):
             drafter, *rest = load_drafter(*arguments)
             return stand_in(drafter), *rest
 
-        monkeypatch.setattr(bundles, "load_drafter", load)
+        monkeypatch.setattr(entrants, "load_drafter", load)
         config = AcceptanceConfig(k=k, samplers=samplers, max_new_tokens=TOKENS, seeds=1)
         path = bundles.evaluate_bundle(bundle, target, conversations, config, tmp_path, traffic="known", progress=False)
         return read_document(path), (tmp_path / "report.md").read_text(encoding="utf-8")

@@ -6,16 +6,17 @@ from pathlib import Path
 import pytest
 import torch
 
-from spectrain.bundle import save_drafter
+from spectrain.bundle import Belonging, save_drafter
 from spectrain.data.conversations import load_conversations
 from spectrain.drafters import family_of
 from spectrain.drafters.eagle3 import Eagle3Config
 from spectrain.drafters.medusa import MedusaConfig
 from spectrain.drafters.ngram import NgramConfig
 from spectrain.errors import SpectrainError
-from spectrain.evaluation.bundles import compare_bundles, evaluate_bundle, resolve_bundles
+from spectrain.evaluation.bundles import compare_bundles, evaluate_bundle
 from spectrain.evaluation.contenders import AcceptanceConfig, contenders
 from spectrain.evaluation.document import read_document
+from spectrain.evaluation.entrants import resolve_bundles
 from spectrain.evaluation.exactness import ExactnessConfig
 from spectrain.evaluation.measured_trees import MeasuredTree
 from spectrain.exact.sampler import Sampler
@@ -48,8 +49,7 @@ def bundles(chat_target, tmp_path):
         torch.manual_seed(0)
         drafter = family_of(config).build(config, chat_target, torch.arange(chat_target.vocab_size))
         folder = tmp_path / config.type / "bundle"
-        save_drafter(folder, drafter, target=chat_target.identity(), tokenizer=chat_target.tokenizer, sampler={},
-                     recipe={}, data_digests={}, eos_ids=chat_target.eos_ids)  # fmt: skip
+        save_drafter(folder, drafter, Belonging.to(chat_target))
         write(folder, RANKS[config.type])
         found.append(str(folder))
     return found

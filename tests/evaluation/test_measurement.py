@@ -2,22 +2,21 @@
 
 import json
 import os
-import signal
-import subprocess
-import sys
-import time
 from pathlib import Path
 
 import pytest
-from processes import TESTS, run_script
+from processes import run_script
 
 from spectrain.evaluation.running import FEWEST
 
 TIMES = {"prefill_s", "draft_s", "verify_s", "overhead_s", "total_s", "energy_j"}
-SCRIPT = """
-import json, sys
+WHOLE = 9  # conversations of a measurement that is not asked to end early; each gives SAMPLES lines
+SAMPLES = 6
+# A start costs more than what is measured, so each start measures several things.
+SETUP = """
+import json, os, signal, sys, time
 from pathlib import Path
-tests, model, out, count, stop_at = sys.argv[1:6]
+tests, model, out = sys.argv[1:4]
 sys.path.insert(0, tests)
 import torch
 from spectrain.data.conversations import parse_conversation
@@ -30,65 +29,94 @@ from spectrain.target import load_target
 
 torch.set_num_threads(1)
 texts = ["hello there", "ab ab ab", "a", "the cat sat on the mat", "one two one two"]
-rows = [{"id": f"c{i}", "kind": ("even", "odd")[i % 2], "prompt": texts[i % 5] + " " * i} for i in range(int(count))]
-chats = [parse_conversation(row, "row") for row in rows]
-config = AcceptanceConfig(k=(2,), samplers=(Sampler(), Sampler(1.0)), max_new_tokens=12,
-                          stop_at=float(stop_at) or None)
-entries = contenders({"ngram": NgramDrafter(NgramConfig())}, config.k)
-found = measure(load_target(model), entries, chats, config, Path(out), {"weights": "w"}, progress=False)
-if processes().is_main_process:
-    summary = {"samples": list(found.samples()), "count": found.count, "stopped": found.stopped_early}
-    (Path(out) / "found.json").write_text(json.dumps(summary))
+
+def measured(name, count, stop_at=None):
+    rows = [{"id": f"c{i}", "kind": ("even", "odd")[i % 2], "prompt": texts[i % 5] + " " * i} for i in range(count)]
+    chats = [parse_conversation(row, "row") for row in rows]
+    config = AcceptanceConfig(k=(2,), samplers=(Sampler(), Sampler(1.0)), max_new_tokens=12, stop_at=stop_at)
+    entries, folder = contenders({"ngram": NgramDrafter(NgramConfig())}, config.k), Path(out, name)
+    found = measure(load_target(model), entries, chats, config, folder, {"weights": "w"}, progress=False)
+    if processes().is_main_process:
+        summary = {"samples": list(found.samples()), "count": found.count, "stopped": found.stopped_early}
+        (folder / "found.json").write_text(json.dumps(summary))
+"""
+LET_ALONE = """
+whole, most = map(int, sys.argv[4:])
+measured("whole", whole)
+measured("early", most, stop_at=5.0)
+"""
+# One process that has loaded everything forks those that are killed, and then goes on where the last of them was.
+KILLED = """
+whole, per_conversation = map(int, sys.argv[4:])
+lines, signals = Path(out, "whole", "samples.jsonl"), []
+for least in (1, 3, 5):  # conversations that are there when it is killed
+    child = os.fork()
+    if child == 0:
+        try:
+            measured("whole", whole)
+        finally:
+            os._exit(0)
+    status = (0, 0)
+    while status[0] == 0 and (not lines.exists() or lines.read_bytes().count(b"\\n") < per_conversation * least):
+        time.sleep(0.002)
+        status = os.waitpid(child, os.WNOHANG)
+    if status[0] == 0:
+        os.kill(child, signal.SIGKILL)
+        status = os.waitpid(child, 0)
+    signals.append(os.WIFSIGNALED(status[1]))
+measured("whole", whole)
+print(json.dumps(signals))
 """
 
 
-def measured(model: Path, folder: Path, processes: int = 1, count: int = 9, stop_at: float = 0.0) -> dict:
-    """Samples without times, and what else was said."""
-    run_script(SCRIPT, folder, [str(model), str(folder), str(count), str(stop_at)], processes)
-    found = json.loads((folder / "found.json").read_text())
-    found["samples"] = [{k: v for k, v in sample.items() if k not in TIMES} for sample in found["samples"]]
-    return found
+def run(script: str, model: Path, folder: Path, last: int, processes: int = 1) -> tuple[dict[str, dict], str]:
+    """What each measurement found, samples without their times; and what was printed."""
+    printed = run_script(SETUP + script, folder, [str(model), str(folder), str(WHOLE), str(last)], processes)
+    found = {file.parent.name: json.loads(file.read_text()) for file in folder.glob("*/found.json")}
+    for measurement in found.values():
+        measurement["samples"] = [{k: v for k, v in s.items() if k not in TIMES} for s in measurement["samples"]]
+    return found, printed
 
 
 @pytest.fixture(scope="module")
 def one(chat_folder, tmp_path_factory):
     """What one process measures that is let alone."""
-    return measured(chat_folder, tmp_path_factory.mktemp("one"))
+    return run(LET_ALONE, chat_folder, tmp_path_factory.mktemp("one"), 2 * FEWEST)[0]
+
+
+@pytest.fixture(scope="module")
+def folder_of_two(chat_folder, tmp_path_factory):
+    return tmp_path_factory.mktemp("two")
+
+
+@pytest.fixture(scope="module")
+def two(chat_folder, folder_of_two):
+    return run(LET_ALONE, chat_folder, folder_of_two, 2 * FEWEST, processes=2)[0]
 
 
 @pytest.mark.slow
-def test_two_processes_measure_what_one_does(one, chat_folder, tmp_path):
-    two = measured(chat_folder, tmp_path / "two", processes=2)
-    assert [s["conversation"] for s in one["samples"][::6]] == [f"c{i}" for i in range(9)]
-    assert two == one
-    assert sorted(path.name for path in (tmp_path / "two").glob("samples*")) == ["samples.json", "samples.jsonl"]
-    assert json.loads((tmp_path / "two" / "samples.json").read_text())["processes"] == 2
+def test_two_processes_measure_what_one_does(one, two, folder_of_two):
+    assert [s["conversation"] for s in one["whole"]["samples"][::SAMPLES]] == [f"c{i}" for i in range(WHOLE)]
+    assert two["whole"] == one["whole"]
+    folder = folder_of_two / "whole"
+    assert sorted(path.name for path in folder.glob("samples*")) == ["samples.json", "samples.jsonl"]
+    assert json.loads((folder / "samples.json").read_text())["processes"] == 2
 
 
 @pytest.mark.slow
-def test_an_early_end_comes_after_the_same_conversation(chat_folder, tmp_path):
-    one, two = (measured(chat_folder, tmp_path / str(n), n, 2 * FEWEST, 5.0) for n in (1, 2))
-    assert one["count"] == FEWEST
-    assert one["stopped"]["half_width"] <= 5.0
-    assert two == one
-    assert len({s["conversation"] for s in one["samples"]}) == FEWEST
-    in_order = [s["conversation"] for s in one["samples"]]
+def test_an_early_end_comes_after_the_same_conversation(one, two):
+    alone = one["early"]
+    assert alone["count"] == FEWEST
+    assert alone["stopped"]["half_width"] <= 5.0
+    assert two["early"] == alone
+    in_order = list(dict.fromkeys(s["conversation"] for s in alone["samples"]))
+    assert len(in_order) == FEWEST
     assert in_order != sorted(in_order, key=lambda name: int(name[1:]))  # any first part is like the whole
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(not hasattr(signal, "SIGKILL"), reason="this platform cannot kill at once")
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="kills forked processes")
 def test_a_killed_measurement_goes_on_to_the_same_samples(one, chat_folder, tmp_path):
-    folder = tmp_path / "killed"
-    folder.mkdir()
-    script = folder / "script.py"
-    script.write_text(SCRIPT)
-    environment = os.environ | {"ACCELERATE_USE_CPU": "true", "OMP_NUM_THREADS": "1", "PYTHONPATH": str(TESTS.parent)}
-    for least in (1, 3, 5):  # conversations that are there when it is killed
-        process = subprocess.Popen([sys.executable, script, TESTS, chat_folder, folder, "9", "0.0"], env=environment)
-        file = folder / "samples.jsonl"
-        while process.poll() is None and (not file.exists() or file.read_bytes().count(b"\n") < 6 * least):
-            time.sleep(0.002)
-        process.send_signal(signal.SIGKILL)
-        process.wait()
-    assert measured(chat_folder, folder) == one
+    found, printed = run(KILLED, chat_folder, tmp_path, SAMPLES)
+    assert any(json.loads(printed.splitlines()[-1]))  # at least one did not end by itself before
+    assert found["whole"] == one["whole"]

@@ -11,12 +11,16 @@ from complete import complete, without_sampler
 from matplotlib.collections import PolyCollection
 from matplotlib.figure import Figure
 from matplotlib.text import Text
+from pages import read
 
 import spectrain.evaluation.report as report
 from spectrain.errors import SpectrainError
-from spectrain.evaluation.acceptance_plots import alpha_plots, draw_survival
+from spectrain.evaluation.acceptance_plots import alpha_plots, draw_survival, law_plot, visited_plot
+from spectrain.evaluation.axes import styled
+from spectrain.evaluation.load_plots import load_plots
 from spectrain.evaluation.plots import cost_plot, sampler_plots
 from spectrain.evaluation.summary import summarise
+from spectrain.evaluation.svg import INK
 from spectrain.evaluation.wording import kind_sentence, law_test_sentence
 from spectrain.files import write_json
 
@@ -58,7 +62,7 @@ def test_files_are_written_from_the_json(document, written):
 
 
 def test_both_forms_hold_the_numbers_of_the_document(document, page):
-    for text in (report.render_markdown(document), page):
+    for text in (report.render_markdown(document), read(page)):
         for contender in document["samplers"][0]["contenders"][1:]:
             speedup = contender["pooled"]["speedup"]["decode"]
             assert f"{speedup['value']:.2f} ({speedup['low']:.2f}–{speedup['high']:.2f})" in text
@@ -234,8 +238,8 @@ def test_kinds_that_lie_in_one_are_told_apart():
 def test_the_report_computes_nothing():
     """It may import errors, files, its own pages and what checks documents, and those no more than that."""
     allowed = {"spectrain.errors", "spectrain.files"}
-    names = {"acceptance_plots", "axes", "csv_tables", "document", "glossary", "learning", "leaves", "load_plots",
-             "picture", "plots", "profile", "report", "side_by_side", "svg", "view", "wording",
+    names = {"acceptance_plots", "axes", "csv_tables", "document", "faults", "glossary", "kinds", "learning", "leaves",
+             "load_plots", "picture", "plots", "profile", "report", "side_by_side", "svg", "view", "wording",
              "consistency", "contradictions", "load_checks", "shape", "sums", "trained"}  # fmt: skip
     own = {f"spectrain.evaluation.{name}" for name in names}
     folder = Path(report.__file__).parent
@@ -364,12 +368,21 @@ def test_teacher_forced_rows_on_several_samplers_answers_are_told_apart(simulato
     document = complete(summarise(simulator.samples({"desk": {"eagle3": 0.8}}), context=simulator.context))
     first, both = ([plot.svg for plot in alpha_plots(chosen)] for chosen in (rows[:2], rows))
     assert first == both
-    page = report.render_page(document | {"teacher_forced": rows})
+    page = read(report.render_page(document | {"teacher_forced": rows}))
     assert "answers by" in page
     assert page.count("0.750 (0.700–0.800)") == page.count("0.250 (0.200–0.300)") == 2
 
 
 # --- what is there and what is not ------------------------------------------------------------------------------------
+
+
+def test_an_interval_may_go_below_its_number_but_is_not_broken(document, page):
+    """So that narrow columns are enough for both, on a phone."""
+    speedup = document["samplers"][0]["contenders"][1]["pooled"]["speedup"]["decode"]
+    value, low, high = (f"{speedup[key]:.2f}" for key in ("value", "low", "high"))
+    assert f'<td>{value} <span class="bounds">({low}–{high})</span></td>' in page
+    assert re.search(r"\.bounds \{ white-space: nowrap; \}", page)
+    assert not re.search(r"\d \(\d+\.\d+–", re.sub(r"<p[ >].*?</p>|<li>.*?</li>", "", page, flags=re.DOTALL))
 
 
 def headings(page):
@@ -431,6 +444,21 @@ def test_what_a_reader_should_hold_against_the_numbers_is_said(document, page, c
     assert sentence not in report.render_page(without)
 
 
+def test_where_nobody_can_tell_what_chose_the_step_that_is_said(document):
+    """Bundles of earlier versions, trained on answers of their target, do not say what was asked."""
+    untold = copy.deepcopy(document)
+    untold["context"]["traffic"]["chose_the_step"] = None
+    for shown in (report.render_page(untold), report.render_markdown(untold)):
+        assert "chose the training step cannot be told" in shown
+        assert "or train again" in shown
+    assert "cannot be told" not in report.render_markdown(document)
+
+
+def turn_off(verdicts):
+    for verdict in verdicts:
+        verdict |= {"decision": "off", "contender": None, "k": 0}
+
+
 def test_a_fault_in_the_law_is_called_one_and_a_lossy_rule_is_not(wide, simulator):
     page = report.render_page(wide).replace("&#39;", "'")
     assert f"{simulator.lossy} has another law (adjusted p &lt; 0.0001), as a lossy rule does." in page
@@ -438,9 +466,98 @@ def test_a_fault_in_the_law_is_called_one_and_a_lossy_rule_is_not(wide, simulato
     broken = copy.deepcopy(wide)
     test = next(t for t in broken["samplers"][1]["distribution"] if t["contender"] == "eagle3 k=3")
     test |= {"agrees": False, "p_value": 1e-8, "adjusted_p_value": 1e-7}
+    for block in broken["samplers"]:
+        for holder in (block["verdict"], *block["verdict"]["by_drafter"].values()):
+            turn_off([holder["overall"], *holder["by_kind"].values()])
+    turn_off(broken["load"]["by_batch"])
     page = report.render_page(broken)
     assert "eagle3 k=3 has another law (adjusted p &lt; 0.0001), which an exact rule does not: this is a fault." in page
     assert '<span class="badge fault">differs</span>' in page
+
+
+def drawn(monkeypatch, draw):
+    """The figures that ``draw`` makes, as they are when they are saved."""
+    figures, real = [], Figure.savefig
+
+    def savefig(figure, *arguments, **keywords):
+        figures.append(figure)
+        real(figure, *arguments, **keywords)
+
+    monkeypatch.setattr(Figure, "savefig", savefig)
+    draw()
+    return figures
+
+
+def test_positions_count_from_one_in_plots_and_tables(simulator, monkeypatch):
+    """The document's depth 0 is the first draft token: as a position it is 1, as in every other plot."""
+    rows = [simulator.forced_row(depth=depth, alpha=0.9 - 0.1 * depth) for depth in (0, 1, 2)]
+    _, figure = drawn(monkeypatch, lambda: alpha_plots(rows))
+    (axes,) = figure.axes
+    assert axes.get_xlabel() == "draft position i"
+    assert list(axes.lines[0].get_xdata()) == [1, 2, 3]
+    document = complete(summarise(simulator.samples({"desk": {"eagle3": 0.8}}), context=simulator.context))
+    page = report.render_page(document | {"teacher_forced": rows})
+    table = page[page.index('aria-label="Teacher-forced acceptance"') :]
+    assert [int(place) for place in re.findall(r"<td>1.0</td><td>(\d+)</td>", table)] == [1, 2, 3]
+
+
+def test_no_two_series_of_a_plot_look_alike_and_the_total_is_in_the_colour_of_the_text(simulator, monkeypatch):
+    kinds = ["everything", *(f"kind {letter}" for letter in "abcdefghijkl")]
+    rows = [simulator.forced_row(kind=kind, depth=depth) for kind in reversed(kinds) for depth in (0, 1)]
+    _, figure = drawn(monkeypatch, lambda: alpha_plots(rows))
+    lines = [line for line in figure.axes[0].lines if line.get_label() in kinds]
+    assert [line.get_label() for line in lines] == kinds
+    assert [line.get_color() for line in lines].count(INK) == 1
+    assert (lines[0].get_color(), lines[0].get_linestyle()) == (INK, "-")
+    looks = {(colour, str(dash)) for _, colour, _, dash in styled(range(36))}
+    assert len(looks) == 36
+    assert "currentColor" in alpha_plots(rows)[1].svg
+
+
+def test_a_contender_looks_the_same_in_every_plot(document, simulator, monkeypatch):
+    """Also where plain decoding is drawn, which takes none of the colours, or only some of the contenders are."""
+    block = document["samplers"][1]
+    drafters = [c for c in block["contenders"] if c["shape"]]
+    rows = [row | {"contender": c["contender"], "lossy": False, "drafter": c["drafter"], "k": c["k"], "given": None}
+            for c in drafters for row in c["pooled"]["visited_alpha"]]  # fmt: skip
+
+    def draw():
+        sampler_plots(block, "s1")
+        law_plot(block["distribution"], "s1")
+        visited_plot(rows, drafters, "s1")
+
+    looks = {}
+    for figure in drawn(monkeypatch, draw):
+        for handle in figure.axes[0].lines:
+            looks.setdefault(handle.get_label(), set()).add(handle.get_color())
+    assert looks["plain"] == {INK}
+    assert len(set.union(*(looks[c["contender"]] for c in drafters))) == len(drafters) == 3
+
+
+def test_what_names_an_axis_is_no_longer_than_the_axis(document, monkeypatch):
+    """A longer one would run into the title."""
+
+    def draw():
+        load_plots(document["load"])
+        sampler_plots(document["samplers"][1], "s1")
+        alpha_plots(document["teacher_forced"])
+
+    for figure in drawn(monkeypatch, draw):
+        (axes,) = figure.axes
+        label, box = axes.yaxis.label.get_window_extent(), axes.get_window_extent()
+        assert box.y0 <= label.y0 <= label.y1 <= box.y1, axes.get_ylabel()
+
+
+@pytest.mark.parametrize("name", ["desk", "a title that would run out of the picture " * 5])
+def test_both_titles_of_the_picture_start_at_one_place_and_end_in_it(document, monkeypatch, tmp_path, name):
+    changed = copy.deepcopy(document)
+    changed["context"]["traffic"]["name"] = name
+    (figure,) = drawn(monkeypatch, lambda: report.render_picture(changed, tmp_path / "a.png"))
+    titles = (figure.axes[0]._left_title, figure._suptitle)
+    below, heading = (text.get_window_extent() for text in titles)
+    assert below.x0 == pytest.approx(heading.x0, abs=0.5)
+    assert max(below.x1, heading.x1) <= figure.bbox.width
+    assert below.y1 <= heading.y0
 
 
 def test_survival_is_drawn_with_its_intervals(document):
@@ -460,4 +577,5 @@ def test_markdown_is_short_enough_for_a_pull_request(document):
     text = report.render_markdown(document)
     unfolded = re.sub(r"<details>.*?</details>", "", text, flags=re.DOTALL)
     assert len(unfolded.splitlines()) < 60
+    assert "\n\n\n" not in text
     assert text.count("<details>") == text.count("</details>") == len(document["samplers"]) + 1

@@ -7,6 +7,7 @@ import re
 
 import pytest
 from complete import complete, without_sampler
+from pages import read
 from simulator import clocked
 
 from spectrain import cli
@@ -62,7 +63,7 @@ def test_both_reports_stand_in_every_table_of_every_form(write, tmp_path, measur
     second = write("b", lambda d: d["context"]["versions"].update(torch="9.9"), faster)
     speedup = interval(pooled(faster, "eagle3 k=3")["speedup"]["decode"])
     markdown, page, table = render_side_by_side([first, second], tmp_path / "out")
-    text, html = markdown.read_text(encoding="utf-8"), page.read_text(encoding="utf-8")
+    text, html = markdown.read_text(encoding="utf-8"), read(page.read_text(encoding="utf-8"))
     for shown in (text, html):
         assert speedup in shown
         assert "torch is 2.13.0 in a, 9.9 in b." in shown

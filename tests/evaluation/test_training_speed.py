@@ -9,12 +9,12 @@ import torch
 from families import TRAINABLE
 
 from spectrain import cli
+from spectrain.benchmarks import training
 from spectrain.config import load_recipe
 from spectrain.drafters.objective import DrafterLoss, LossConfig
 from spectrain.errors import SpectrainError
 from spectrain.evaluation import training_speed
 from spectrain.evaluation.training_speed import ALL_LOGITS, CHUNKED, WAYS, AllLogits, Job, Step, render
-from spectrain.training_benchmark import training
 
 
 def job(chat_folder, kind, **fields):
@@ -58,7 +58,7 @@ def test_different_computations_are_not_compared():
 def test_the_command_measures_in_two_processes(make_recipe, tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
     recipe = make_recipe(tmp_path)
-    arguments = [str(recipe), "--tokens", "64", "--row-tokens", "32", "--steps", "2", "--variant", "base:"]
+    arguments = [str(recipe), "--step-tokens", "64", "--row-tokens", "32", "--steps", "2", "--variant", "base:"]
     assert cli.guarded(training, arguments, "training") == 0
     assert "times as fast" in capsys.readouterr().out
     text = (tmp_path / "runs/benchmarks/training.json").read_text(encoding="utf-8")
@@ -79,7 +79,7 @@ def test_ratios_are_those_of_the_measured_seconds():
 @pytest.mark.parametrize(
     ("flags", "said"),
     [
-        (["--tokens", "100", "--row-tokens", "64"], "--tokens 100: expected a multiple of --row-tokens, 64"),
+        (["--step-tokens", "100", "--row-tokens", "64"], "--step-tokens 100: expected a multiple of --row-tokens, 64"),
         (["--steps", "1"], "--steps 1"),
         (["--answer-share", "nan"], "--answer-share nan"),
         (["--variant", "nothing"], "--variant 'nothing'"),

@@ -2,12 +2,24 @@
 
 import math
 from fractions import Fraction
-from itertools import pairwise, product
+from itertools import product
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from integrated import (
+    V,
+    cells,
+    chain_law,
+    check_on_meta,
+    check_rows_alone,
+    constant,
+    inverse_cdf_breakpoints,
+    random_round,
+    tables,
+    tensor,
+)
 
 from spectrain.exact.block_law import block_round, excess, keep_probability
 from spectrain.exact.law import (
@@ -16,7 +28,6 @@ from spectrain.exact.law import (
     chain_round,
     expected_accepted,
     first_token_law,
-    normalised,
     point,
     residual,
     sequence_law,
@@ -26,25 +37,6 @@ from spectrain.exact.law import (
 from spectrain.exact.sampler import Sampler, draw
 from spectrain.exact.verify.block import verify_block
 from spectrain.exact.verify.chain import ChainVerdict, verify_chain
-
-V = 3
-INSIDE = 1e-9  # the ends of a piece; pieces are wider than this by orders of magnitude
-
-
-def tensor(rows):
-    return torch.tensor([[float(value) for value in row] for row in rows], dtype=torch.float64)
-
-
-def constant(law):
-    return lambda prefix: law
-
-
-def tables(depth):
-    """A law for every prefix shorter than `depth`; zero weights are common."""
-    prefixes = [prefix for n in range(depth) for prefix in product(range(V), repeat=n)]
-    row = st.lists(st.integers(0, 4), min_size=V, max_size=V).filter(any).map(normalised)
-    size = len(prefixes)
-    return st.lists(row, min_size=size, max_size=size).map(lambda laws: dict(zip(prefixes, laws, strict=True)))
 
 
 def argmax(q):
@@ -109,19 +101,6 @@ def test_scoring_with_the_raw_law_of_a_truncated_draft_is_biased():
 # The kernel is integrated over its uniforms, as in test_chain.py.
 
 
-def cells(breakpoints):
-    inner = {b for b in breakpoints if 0 < b < 1}
-    return list(pairwise(sorted({Fraction(0), Fraction(1)} | inner)))
-
-
-def inverse_cdf_breakpoints(weights):
-    total, running, points = sum(weights), Fraction(0), []
-    for weight in weights:
-        running += weight
-        points.append(running / total if total else Fraction(0))
-    return points
-
-
 def pieces(p_rows, q_rows, tokens):
     """The cells of every uniform: the thresholds of each length, then the steps of every law that may end it."""
     reaches = [Fraction(1)]
@@ -133,36 +112,9 @@ def pieces(p_rows, q_rows, tokens):
     return product(*(cells([threshold]) for threshold in thresholds), cells(last))
 
 
-def kernel_law(target, proposal, k, *, scored=None, points=False, kernel=verify_block):
-    """Outcomes of a round by the torch kernel. `points`: tell it that the tokens were chosen (q None)."""
-    score = proposal if scored is None else scored
-    weights, all_tokens, p_all, q_all, low, high = [], [], [], [], [], []
-    size = len(target(()))
-    for tokens in product(range(size), repeat=k):
-        drawn = math.prod((proposal(tokens[:i])[x] for i, x in enumerate(tokens)), start=Fraction(1))
-        if not drawn:
-            continue
-        p_rows = [target(tokens[:i]) for i in range(k + 1)]
-        q_rows = [score(tokens[:i]) for i in range(k)]
-        for piece in pieces(p_rows, q_rows, tokens):
-            weights.append(drawn * math.prod((b - a for a, b in piece), start=Fraction(1)))
-            all_tokens.append(tokens)
-            p_all.append(tensor(p_rows))
-            q_all.append(tensor(q_rows).reshape(k, size))
-            low.append([float(a) + INSIDE for a, _ in piece])
-            high.append([float(b) - INSIDE for _, b in piece])
-    p, q = torch.stack(p_all), None if points else torch.stack(q_all)
-    tokens_NK = torch.tensor(all_tokens, dtype=torch.int64).reshape(len(weights), k)
-    ends = [kernel(p, q, tokens_NK, torch.tensor(u, dtype=torch.float64)) for u in (low, high)]
-    assert torch.equal(ends[0].accepted, ends[1].accepted)
-    assert torch.equal(ends[0].token, ends[1].token)
-    outcomes = {}
-    for weight, tokens, accepted, token in zip(
-        weights, all_tokens, ends[0].accepted.tolist(), ends[0].token.tolist(), strict=True
-    ):
-        committed = (*tokens[:accepted], token)
-        outcomes[committed] = outcomes.get(committed, 0) + weight
-    return outcomes
+def kernel_law(target, proposal, k, *, kernel=verify_block, **options):
+    """Outcomes of a round by the torch kernel."""
+    return chain_law(kernel, pieces, target, proposal, k, **options)
 
 
 @settings(max_examples=30, deadline=None)
@@ -244,16 +196,6 @@ def test_float32_rows_are_summed_in_float64():
             assert verify_block(p, None, torch.tensor([[first, second]]), uniforms).accepted.item() == kept
 
 
-def random_round(batch, k, vocabulary, seed, dtype=torch.float64):
-    generator = torch.Generator().manual_seed(seed)
-    logits = 3 * torch.randn(batch, k + 1, vocabulary, generator=generator, dtype=torch.float64)
-    noise = torch.randn(batch, k, vocabulary, generator=generator, dtype=torch.float64)
-    p, q = (Sampler(1.0).probabilities(x.to(dtype)) for x in (logits, logits[:, :k] + noise))
-    uniforms = torch.rand(batch, k + 1, generator=generator, dtype=torch.float64)
-    tokens = draw(q, torch.rand(batch, k, generator=generator, dtype=torch.float64))
-    return p, q, tokens, uniforms
-
-
 @pytest.mark.parametrize("points", [False, True])
 def test_padding_is_never_kept_and_rows_do_not_touch(points):
     p, q, tokens, uniforms = random_round(batch=64, k=4, vocabulary=6, seed=1)
@@ -264,18 +206,7 @@ def test_padding_is_never_kept_and_rows_do_not_touch(points):
     padded_p = p.clone()
     padded_p[:, 1:].masked_fill_(padding[..., None], math.nan)
     padded = verify_block(padded_p, padded_q, tokens.masked_fill(padding, -100), uniforms, lengths)
-    for row, length in enumerate(lengths.tolist()):
-        columns = [*range(length), 4]
-        alone = verify_block(
-            p[row : row + 1, : length + 1],
-            None if q is None else q[row : row + 1, :length],
-            tokens[row : row + 1, :length],
-            uniforms[row : row + 1, columns],
-        )
-        assert padded.accepted[row] == alone.accepted.item()
-        assert padded.token[row] == alone.token.item()
-    assert (padded.accepted <= lengths).all()
-    assert padded.accepted.unique().numel() > 2  # the case is not a trivial one
+    check_rows_alone(verify_block, padded, (p, q, tokens, uniforms), lengths)
 
 
 def test_one_proposal_is_verified_as_token_wise():
@@ -319,11 +250,4 @@ def test_float32_rows_over_a_real_vocabulary():
 
 
 def test_nothing_waits_for_the_device():
-    """Meta tensors hold no values: whatever reads one, or has a shape that depends on one, raises."""
-    p, q = torch.empty(2, 6, 100, device="meta"), torch.empty(2, 5, 100, device="meta")
-    tokens = torch.empty(2, 5, device="meta", dtype=torch.int64)
-    uniforms = torch.empty(2, 6, device="meta", dtype=torch.float64)
-    lengths = torch.empty(2, device="meta", dtype=torch.int64)
-    for case in ((q, None), (None, None), (q, lengths), (None, lengths)):
-        verdict = verify_block(p, case[0], tokens, uniforms, case[1])
-        assert verdict.accepted.shape == verdict.token.shape == (2,)
+    check_on_meta(verify_block)

@@ -1,18 +1,29 @@
 """The torch kernel has the law that law.py enumerates.
 
-`kernel_law` runs over every proposal and integrates the kernel over its uniforms. The verdict is piecewise
-constant in each uniform, with known rational breakpoints; the kernel is called just inside both ends of every
-piece, must answer the same at both, and the pieces are weighed in Fractions. Laws are compared with `==`.
+`kernel_law` runs over every proposal and integrates the kernel over its uniforms (integrated.py). Laws are compared
+with `==`.
 """
 
 import math
 from fractions import Fraction
-from itertools import pairwise, product
+from itertools import product
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from integrated import (
+    V,
+    cells,
+    chain_law,
+    check_on_meta,
+    check_rows_alone,
+    constant,
+    inverse_cdf_breakpoints,
+    random_round,
+    tables,
+    tensor,
+)
 
 from spectrain.errors import SpectrainError
 from spectrain.exact.law import (
@@ -32,30 +43,6 @@ from spectrain.exact.verify.chain import (
 )
 from spectrain.exact.verify.check import check_chain, check_probabilities
 
-V = 3
-INSIDE = 1e-9  # the ends of a piece; pieces are wider than this by orders of magnitude
-
-
-def tensor(rows):
-    return torch.tensor([[float(value) for value in row] for row in rows], dtype=torch.float64)
-
-
-def constant(law):
-    return lambda prefix: law
-
-
-def cells(breakpoints):
-    inner = {b for b in breakpoints if 0 < b < 1}
-    return list(pairwise(sorted({Fraction(0), Fraction(1)} | inner)))
-
-
-def inverse_cdf_breakpoints(weights):
-    total, running, points = sum(weights), Fraction(0), []
-    for weight in weights:
-        running += weight
-        points.append(running / total if total else Fraction(0))
-    return points
-
 
 def pieces(p_rows, q_rows, tokens):
     """The cells of every uniform: acceptance thresholds, then the steps of every repair or bonus law."""
@@ -68,43 +55,9 @@ def pieces(p_rows, q_rows, tokens):
     return product(*(cells([ratio]) for ratio in ratios), cells(last))
 
 
-def kernel_law(target, proposal, k, *, scored=None, points=False, kernel=verify_chain):
-    """Outcomes of a round by the torch kernel. `points`: tell it that the tokens were chosen (q None)."""
-    score = proposal if scored is None else scored
-    weights, all_tokens, p_all, q_all, low, high = [], [], [], [], [], []
-    size = len(target(()))
-    for tokens in product(range(size), repeat=k):
-        drawn = math.prod((proposal(tokens[:i])[x] for i, x in enumerate(tokens)), start=Fraction(1))
-        if not drawn:
-            continue
-        p_rows = [target(tokens[:i]) for i in range(k + 1)]
-        q_rows = [score(tokens[:i]) for i in range(k)]
-        for piece in pieces(p_rows, q_rows, tokens):
-            weights.append(drawn * math.prod((b - a for a, b in piece), start=Fraction(1)))
-            all_tokens.append(tokens)
-            p_all.append(tensor(p_rows))
-            q_all.append(tensor(q_rows).reshape(k, size))
-            low.append([float(a) + INSIDE for a, _ in piece])
-            high.append([float(b) - INSIDE for _, b in piece])
-    p, q = torch.stack(p_all), None if points else torch.stack(q_all)
-    tokens_NK = torch.tensor(all_tokens, dtype=torch.int64).reshape(len(weights), k)
-    ends = [kernel(p, q, tokens_NK, torch.tensor(u, dtype=torch.float64)) for u in (low, high)]
-    assert torch.equal(ends[0].accepted, ends[1].accepted)
-    assert torch.equal(ends[0].token, ends[1].token)
-    outcomes = {}
-    for weight, tokens, accepted, token in zip(
-        weights, all_tokens, ends[0].accepted.tolist(), ends[0].token.tolist(), strict=True
-    ):
-        committed = (*tokens[:accepted], token)
-        outcomes[committed] = outcomes.get(committed, 0) + weight
-    return outcomes
-
-
-def tables(depth):
-    prefixes = [prefix for n in range(depth) for prefix in product(range(V), repeat=n)]
-    row = st.lists(st.integers(0, 4), min_size=V, max_size=V).filter(any).map(normalised)
-    size = len(prefixes)
-    return st.lists(row, min_size=size, max_size=size).map(lambda laws: dict(zip(prefixes, laws, strict=True)))
+def kernel_law(target, proposal, k, *, kernel=verify_chain, **options):
+    """Outcomes of a round by the torch kernel."""
+    return chain_law(kernel, pieces, target, proposal, k, **options)
 
 
 @settings(max_examples=40, deadline=None)
@@ -219,14 +172,12 @@ def test_greedy_laws_accept_the_common_prefix_and_repair_with_the_target():
         assert verdict.token.tolist() == [4, 2, 0]
 
 
-def random_round(batch, k, vocabulary, seed, dtype=torch.float64):
-    generator = torch.Generator().manual_seed(seed)
-    logits = 3 * torch.randn(batch, k + 1, vocabulary, generator=generator, dtype=torch.float64)
-    noise = torch.randn(batch, k, vocabulary, generator=generator, dtype=torch.float64)
-    p, q = (Sampler(1.0).probabilities(x.to(dtype)) for x in (logits, logits[:, :k] + noise))
-    uniforms = torch.rand(batch, k + 1, generator=generator, dtype=torch.float64)
-    tokens = draw(q, torch.rand(batch, k, generator=generator, dtype=torch.float64))
-    return p, q, tokens, uniforms
+def test_a_prefix_ends_at_the_first_rejection():
+    """CASES C23."""
+    accepts = torch.tensor([[1, 0, 1, 1], [1, 1, 1, 1], [0, 1, 0, 0]])
+    p = torch.nn.functional.one_hot(torch.nn.functional.pad(1 - accepts, (0, 1)), 2).double()
+    verdict = verify_chain(p, None, torch.zeros_like(accepts), torch.full((3, 5), 0.5, dtype=torch.float64))
+    assert verdict.accepted.tolist() == [1, 4, 0]
 
 
 @pytest.mark.parametrize("points", [False, True])
@@ -237,18 +188,7 @@ def test_padding_never_matches_and_rows_do_not_touch(points):
     padding = torch.arange(4) >= lengths[:, None]
     padded_q = None if q is None else q.masked_fill(padding[..., None], math.nan)
     padded = verify_chain(p, padded_q, tokens.masked_fill(padding, -100), uniforms, lengths)
-    for row, length in enumerate(lengths.tolist()):
-        columns = [*range(length), 4]
-        alone = verify_chain(
-            p[row : row + 1, : length + 1],
-            None if q is None else q[row : row + 1, :length],
-            tokens[row : row + 1, :length],
-            uniforms[row : row + 1, columns],
-        )
-        assert padded.accepted[row] == alone.accepted.item()
-        assert padded.token[row] == alone.token.item()
-    assert (padded.accepted <= lengths).all()
-    assert padded.accepted.unique().numel() > 2  # the case is not a trivial one
+    check_rows_alone(verify_chain, padded, (p, q, tokens, uniforms), lengths)
 
 
 def test_the_inputs_stay_as_they_were():
@@ -309,14 +249,7 @@ def test_ids_may_be_of_any_whole_type(dtype):
 
 
 def test_nothing_waits_for_the_device():
-    """Meta tensors hold no values: whatever reads one, or has a shape that depends on one, raises."""
-    p, q = torch.empty(2, 6, 100, device="meta"), torch.empty(2, 5, 100, device="meta")
-    tokens = torch.empty(2, 5, device="meta", dtype=torch.int64)
-    uniforms = torch.empty(2, 6, device="meta", dtype=torch.float64)
-    lengths = torch.empty(2, device="meta", dtype=torch.int64)
-    for case in ((q, None), (None, None), (q, lengths), (None, lengths)):
-        verdict = verify_chain(p, case[0], tokens, uniforms, case[1])
-        assert verdict.accepted.shape == verdict.token.shape == (2,)
+    check_on_meta(verify_chain)
 
 
 def test_acceptance_probability_is_the_accepted_length_of_one_proposal_and_has_a_gradient():

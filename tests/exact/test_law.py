@@ -1,11 +1,11 @@
 """The rules in Fractions: lossless ones reproduce the target exactly, biased ones are caught."""
 
 from fractions import Fraction
-from itertools import product
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from integrated import V, constant, tables
 
 from spectrain.errors import SpectrainError
 from spectrain.exact.law import (
@@ -24,20 +24,6 @@ from spectrain.exact.law import (
     total_variation,
 )
 
-VOCABULARY = 3
-
-
-def constant(law):
-    return lambda prefix: law
-
-
-def tables(depth):
-    """A law for every prefix shorter than `depth`; zero weights are common."""
-    prefixes = [prefix for n in range(depth) for prefix in product(range(VOCABULARY), repeat=n)]
-    row = st.lists(st.integers(0, 4), min_size=VOCABULARY, max_size=VOCABULARY).filter(any).map(normalised)
-    size = len(prefixes)
-    return st.lists(row, min_size=size, max_size=size).map(lambda laws: dict(zip(prefixes, laws, strict=True)))
-
 
 @settings(max_examples=40, deadline=None)
 @given(tables(5), tables(5), st.integers(0, 2), st.sampled_from(["q", "p", "argmax"]))
@@ -45,7 +31,7 @@ def test_whole_sequences_have_the_law_of_plain_decoding(p, q, k, drafter):
     proposals = {
         "q": q.__getitem__,
         "p": p.__getitem__,
-        "argmax": lambda prefix: point(max(range(VOCABULARY), key=q[prefix].__getitem__), VOCABULARY),
+        "argmax": lambda prefix: point(max(range(V), key=q[prefix].__getitem__), V),
     }
     length = 3  # a round that starts at length 2 may look two tokens further
 

@@ -1,17 +1,17 @@
 """Trees: the lossless kinds are exact in Fractions, the known shortcuts are not, and the kernel has these laws.
 
-As in test_chain.py, the kernel is integrated over its uniforms: it is called just inside both ends of every piece
-on which its verdict is constant, and the pieces are weighed in Fractions.
+As in test_chain.py, the kernel is integrated over its uniforms.
 """
 
 import math
 from fractions import Fraction
-from itertools import pairwise, product
+from itertools import product
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from integrated import INSIDE, V, cells, constant, inverse_cdf_breakpoints, tables, tensor
 
 from spectrain.errors import SpectrainError
 from spectrain.exact.biased import (
@@ -27,7 +27,6 @@ from spectrain.exact.law import (
     chain_round,
     expected_accepted,
     first_token_law,
-    normalised,
     point,
     residual,
     sequence_law,
@@ -47,8 +46,6 @@ from spectrain.exact.verify.chain import verify_chain
 from spectrain.exact.verify.check import check_tree
 from spectrain.exact.verify.tree import verify_tree, walk_steps
 
-V = 3
-INSIDE = 1e-9  # the ends of a piece; pieces are wider than this by orders of magnitude
 TWO = ((), ())
 SHAPES = [TWO, ((), (), ()), (TWO, ()), (((),), ((),)), ((TWO,), ()), chain_shape(3)]
 KINDS = {
@@ -60,24 +57,8 @@ P, Q = as_law([".1", ".2", ".3", ".4"]), as_law([".4", ".3", ".2", ".1"])
 ACCEPTANCE = {"chosen": Fraction(3, 10), "independent": Fraction(72, 100), "without replacement": Fraction(107, 140)}
 
 
-def tensor(rows):
-    return torch.tensor([[float(value) for value in row] for row in rows], dtype=torch.float64)
-
-
-def constant(law):
-    return lambda prefix: law
-
-
 def kind_of(name, q, vocabulary):
     return chosen(by_confidence(q), vocabulary) if name == "chosen" else KINDS[name](q)
-
-
-def tables(depth):
-    """A law for every prefix shorter than `depth`; zero weights are common."""
-    prefixes = [prefix for n in range(depth) for prefix in product(range(V), repeat=n)]
-    row = st.lists(st.integers(0, 4), min_size=V, max_size=V).filter(any).map(normalised)
-    size = len(prefixes)
-    return st.lists(row, min_size=size, max_size=size).map(lambda laws: dict(zip(prefixes, laws, strict=True)))
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -220,15 +201,6 @@ def trees(siblings, shape):
         keys = sorted(nodes, key=lambda key: (len(key), key))
         ids = {(): -1} | {key: n for n, key in enumerate(keys)}
         yield weight, [nodes[key][-1] for key in keys], [ids[key[:-1]] for key in keys], [nodes[key] for key in keys]
-
-
-def cells(breakpoints):
-    inner = {b for b in breakpoints if 0 < b < 1}
-    return list(pairwise(sorted({Fraction(0), Fraction(1)} | inner)))
-
-
-def inverse_cdf_breakpoints(law):
-    return [sum(law[: i + 1], Fraction(0)) for i in range(len(law))]
 
 
 def pieces(target, siblings, tokens, parents, prefixes, points):

@@ -12,6 +12,7 @@ from huggingface_hub import ModelCard
 from test_gather import edit
 
 from spectrain.bundle import read_bundle
+from spectrain.evaluation.report import render_markdown
 from spectrain.exchange import export_checkpoint, import_checkpoint
 from spectrain.files import file_digest
 from spectrain.hub.card import serving
@@ -81,6 +82,18 @@ def test_the_text_tells_what_a_stranger_needs(publication, bundle):
     assert "reduced vocabulary" in text
     assert "evaluation.k" not in text
     assert read_manifest(bundle).data_digests["train"] in text
+
+
+@pytest.mark.parametrize("chose", [True, False])
+def test_traffic_that_also_chose_the_step_is_said_to_have(request_of, bundle, chose):
+    path = bundle / "acceptance.json"
+    document = json.loads(path.read_text())
+    document["context"]["traffic"]["chose_the_step"] = chose
+    path.write_text(json.dumps(document))
+    card = gather(request_of()).card
+    assert ("The held-out conversations also chose the training step" in card) is chose
+    assert "\n\n\n" not in card
+    assert ("The held-out conversations also chose the training step" in render_markdown(document)) is chose
 
 
 def test_notes_bring_metadata_and_end_the_card(request_of, tmp_path):

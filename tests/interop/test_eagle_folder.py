@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import pytest
 import torch
+from tiny import proposed
 from transformers import AutoConfig, LlamaConfig
 
-from spectrain.bundle import load_drafter, read_bundle, save_drafter
-from spectrain.drafters.base import Committed
+from spectrain.bundle import Belonging, Trained, load_drafter, read_bundle, save_drafter
 from spectrain.drafters.eagle import EagleConfig, EagleDrafter
 from spectrain.errors import SpectrainError
-from spectrain.exact.sampler import Sampler
 from spectrain.identity import target_identity
 from spectrain.interop import eagle, format_for, format_of_config, read_config, read_tensors, write_checkpoint
 from spectrain.interop.eagle import EagleSettings, from_checkpoint, from_drafter, to_checkpoint, to_drafter
-from spectrain.shapes import Chain
 
 LAYER = "layers.0."
 TENSORS = {
@@ -28,7 +26,7 @@ TENSORS = {
     f"{LAYER}mlp.up_proj.weight": [64, 32],
     f"{LAYER}mlp.down_proj.weight": [32, 64],
 }
-FACTS = {"sampler": {"temperature": 0.0}, "recipe": {}, "data_digests": {}}
+TRAINED = Trained({"temperature": 0.0})
 
 
 @pytest.fixture(scope="module")
@@ -53,15 +51,6 @@ def checkpoint(target):
 def refuse(config, tensors, match):
     with pytest.raises(SpectrainError, match=match):
         from_checkpoint(config, tensors, "here")
-
-
-def proposed(drafter, target, k=3):
-    """A sampled proposal after a short prompt: tokens and laws."""
-    state = drafter.start([1])
-    drafter.observe(state, Committed([[4, 9]], torch.tensor([[4, 9]]), target.forward(torch.tensor([[1, 4]]))))
-    uniforms = torch.full((1, k), 0.6, dtype=torch.float64)
-    proposal = drafter.propose(state, Sampler(1.0), Chain(k), [k], uniforms)
-    return proposal.tokens_BN, proposal.q
 
 
 def test_the_configuration_and_the_names_are_those_that_vllm_reads(checkpoint):
@@ -106,7 +95,7 @@ def test_round_trip_through_a_folder_is_bit_equal(target, checkpoint, tmp_path):
 def test_a_bundle_gives_the_drafter_back(chat_target, tmp_path):
     drafter = built(chat_target, depths=2, noise=0.3)
     identity = target_identity(chat_target.folder, name=str(chat_target.folder))
-    save_drafter(tmp_path / "bundle", drafter, target=identity, tokenizer=chat_target.tokenizer, **FACTS)
+    save_drafter(tmp_path / "bundle", drafter, Belonging(identity, chat_target.tokenizer), TRAINED)
     loaded, contents, notes = load_drafter(tmp_path / "bundle", chat_target)
     assert notes == ()
     assert not loaded.training
@@ -131,7 +120,7 @@ def test_a_bundle_gives_the_drafter_back(chat_target, tmp_path):
 def test_a_bundle_records_which_feature_it_reads(chat_target, tmp_path):
     """Another convention is another drafter: the states before the final norm, say."""
     identity = target_identity(chat_target.folder, name=str(chat_target.folder))
-    save_drafter(tmp_path / "b", built(chat_target), target=identity, tokenizer=chat_target.tokenizer, **FACTS)
+    save_drafter(tmp_path / "b", built(chat_target), Belonging(identity, chat_target.tokenizer), TRAINED)
     path = tmp_path / "b" / "spectrain.json"
     path.write_text(path.read_text().replace("after the final norm", "before the final norm"))
     with pytest.raises(SpectrainError, match="tap_convention is 'no taps: the feature is the last hidden state after"):

@@ -13,7 +13,7 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
 from spectrain import interop
-from spectrain.bundle import load_drafter, read_bundle, save_drafter
+from spectrain.bundle import Belonging, load_drafter, read_bundle, save_drafter
 from spectrain.decoding import generate
 from spectrain.drafters.language_model import LanguageModelConfig, LanguageModelDrafter
 from spectrain.errors import SpectrainError
@@ -151,10 +151,7 @@ def test_what_a_foreign_checkpoint_added_to_its_configuration_is_left_out(drafte
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_a_bundle_brings_the_drafter_back(chat_target, tmp_path, dtype):
     drafter = built(chat_target, layers=(0, 3, 7)).to(dtype)
-    save_drafter(
-        tmp_path / "bundle", drafter, target=chat_target.identity(), tokenizer=chat_target.tokenizer, sampler={},
-        recipe={}, data_digests={}, eos_ids=chat_target.eos_ids,
-    )  # fmt: skip
+    save_drafter(tmp_path / "bundle", drafter, Belonging.to(chat_target))
     manifest = read_manifest(tmp_path / "bundle")
     assert manifest.drafter == {**drafter.config.model_dump(mode="json"), "layers": [0, 3, 7]}
     assert (manifest.taps, manifest.tap_convention, manifest.draft_vocabulary_digest) == (None, None, None)
@@ -188,10 +185,7 @@ def adapted(target: Target, **settings: Any) -> Any:
 
 
 def save(folder: Any, drafter: Any, target: Target) -> Any:
-    save_drafter(
-        folder, drafter, target=target.identity(), tokenizer=target.tokenizer, sampler={}, recipe={}, data_digests={},
-        eos_ids=target.eos_ids,
-    )  # fmt: skip
+    save_drafter(folder, drafter, Belonging.to(target))
     return folder
 
 

@@ -13,7 +13,7 @@ from families import TRAINABLE, named, small_config
 from safetensors.torch import load_file, save_file
 
 from spectrain import generate, interop, load_bundle
-from spectrain.bundle import ADDED_LATER, load_drafter, read_bundle, save_drafter
+from spectrain.bundle import ADDED_LATER, Belonging, load_drafter, read_bundle, save_drafter
 from spectrain.drafters import FAMILIES
 from spectrain.drafters.eagle import EagleConfig, EagleDrafter
 from spectrain.drafters.eagle3 import Eagle3Config, Eagle3Drafter
@@ -58,8 +58,7 @@ def bundles(chat_target, tmp_path_factory):
         with torch.no_grad():
             for parameter in drafter.parameters():
                 parameter.add_(0.05 * torch.randn_like(parameter))
-        save_drafter(folder / name, drafter, target=chat_target.identity(), tokenizer=chat_target.tokenizer,
-                     sampler={}, recipe={}, data_digests={}, eos_ids=chat_target.eos_ids)  # fmt: skip
+        save_drafter(folder / name, drafter, Belonging.to(chat_target))
     return folder
 
 

@@ -6,17 +6,15 @@ import json
 
 import pytest
 import torch
+from tiny import proposed
 
-from spectrain.bundle import load_drafter, save_drafter
-from spectrain.drafters.base import Committed
+from spectrain.bundle import Belonging, Trained, load_drafter, save_drafter
 from spectrain.drafters.medusa import MedusaConfig, MedusaDrafter
 from spectrain.errors import SpectrainError
-from spectrain.exact.sampler import Sampler
 from spectrain.files import file_digest, write_json
 from spectrain.identity import target_identity
 from spectrain.interop import format_for, format_of_config, medusa, read_config, read_tensors, write_checkpoint
 from spectrain.interop.medusa import from_checkpoint, from_drafter, to_drafter
-from spectrain.shapes import Chain
 
 HEADS = ["own", "shared"]
 BLOCKS = {f"blocks.{i}.layers.{j}.{name}" for i in range(3) for j in range(2) for name in ("weight", "bias")}
@@ -45,15 +43,6 @@ def checkpoint(target, request):
 def refuse(config, tensors, match):
     with pytest.raises(SpectrainError, match=match):
         from_checkpoint(config, tensors, "here")
-
-
-def proposed(drafter, target, k=3):
-    """A sampled proposal after a short prompt: tokens and laws."""
-    state = drafter.start([1])
-    drafter.observe(state, Committed([[4, 9]], torch.tensor([[4, 9]]), target.forward(torch.tensor([[1, 4]]))))
-    uniforms = torch.full((1, k), 0.6, dtype=torch.float64)
-    proposal = drafter.propose(state, Sampler(1.0), Chain(k), [k], uniforms)
-    return proposal.tokens_BN, proposal.q
 
 
 @pytest.mark.parametrize("head", HEADS)
@@ -93,9 +82,10 @@ def test_round_trip_through_a_folder_is_bit_equal(target, checkpoint, tmp_path):
 @pytest.mark.parametrize("head", HEADS)
 def test_a_bundle_gives_the_drafter_back(chat_target, tmp_path, head):
     drafter = built(chat_target, head=head, heads=2)
-    facts = {"sampler": {"temperature": 0.0}, "recipe": {}, "data_digests": {}}
     identity = target_identity(chat_target.folder, name=str(chat_target.folder))
-    save_drafter(tmp_path / "bundle", drafter, target=identity, tokenizer=chat_target.tokenizer, **facts)
+    save_drafter(
+        tmp_path / "bundle", drafter, Belonging(identity, chat_target.tokenizer), Trained({"temperature": 0.0})
+    )
     loaded, contents, notes = load_drafter(tmp_path / "bundle", chat_target)
     assert notes == ()
     assert contents.manifest.checkpoint_format == "vllm medusa"
@@ -200,8 +190,7 @@ def test_a_shared_head_is_not_written_without_its_target(target):
 def test_a_bundle_with_an_unknown_architecture_key_does_not_load(chat_target, tmp_path):
     """Also when the manifest lists the changed file."""
     folder, identity = tmp_path / "bundle", target_identity(chat_target.folder, name=str(chat_target.folder))
-    save_drafter(folder, built(chat_target), target=identity, tokenizer=chat_target.tokenizer, sampler={}, recipe={},
-                 data_digests={})  # fmt: skip
+    save_drafter(folder, built(chat_target), Belonging(identity, chat_target.tokenizer))
     write_json(folder / "config.json", {**read_config(folder), "num_key_value_heads": 4})
     manifest = json.loads((folder / "spectrain.json").read_text())
     manifest["files"]["config.json"] = file_digest(folder / "config.json")

@@ -4,7 +4,7 @@ import pytest
 import torch
 from families import TRAINABLE, small_config
 
-from spectrain.bundle import save_drafter
+from spectrain.bundle import Belonging, save_drafter
 from spectrain.drafters import family_of
 from spectrain.interop import format_for
 
@@ -20,6 +20,5 @@ def bundles(chat_target, tmp_path_factory):
             parameter.data.add_(0.05 * torch.randn_like(parameter))
         method = format_for(drafter).SERVED.vllm
         if method is not None:
-            save_drafter(folder / method, drafter, target=chat_target.identity(), tokenizer=chat_target.tokenizer,
-                         sampler={}, recipe={}, data_digests={}, eos_ids=chat_target.eos_ids)  # fmt: skip
+            save_drafter(folder / method, drafter, Belonging.to(chat_target))
     return folder
