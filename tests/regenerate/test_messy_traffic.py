@@ -37,7 +37,7 @@ def recipe(folder, target, url):
         "target": {"name": str(target)},
         "data": {"train": [str(write_messy_chats(folder / "chats.jsonl"))], "heldout_fraction": 0.05,
                  "max_length": LENGTH, "bad_rows": "drop", "duplicates": "drop"},
-        "regenerate": {"max_new_tokens": 4, "server": {"url": url, "model": "tiny", "concurrency": 4}},
+        "regenerate": {"max_new_tokens": 2, "server": {"url": url, "model": "tiny", "concurrency": 4}},
         "drafter": {"type": "eagle3", "depths": 1, "draft_vocab_size": 64},
         "training": {"epochs": 1, "steps": 3, "micro_batch_tokens": 2048, "validate_every": 3},
         "output": str(folder / "run"),
