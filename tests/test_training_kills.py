@@ -18,6 +18,7 @@ from pathlib import Path
 tests, out, kills = sys.argv[1:]
 sys.path.insert(0, tests)
 import torch
+from forks import forked
 from training_lab import Lab
 
 torch.set_num_threads(1)
@@ -28,27 +29,16 @@ def run(folder):
     trainer.run()
     torch.save((trainer.chosen, trainer.drafter.state_dict(), trainer.optimizer.state_dict()["state"]), folder / "end")
 
-def forked(folder):
-    child = os.fork()
-    if child:
-        return child
-    code = 1
-    try:
-        run(folder)
-        code = 0
-    finally:
-        os._exit(code)
-
 def steps():
     found = (out / "killed" / "checkpoints").glob("step-*")
     return max((int(path.name[5:]) for path in found), default=0)
 
 started = time.perf_counter()
-assert os.waitstatus_to_exitcode(os.waitpid(forked(out / "whole"), 0)[1]) == 0
+assert os.waitstatus_to_exitcode(os.waitpid(forked(lambda: run(out / "whole")), 0)[1]) == 0
 step = (time.perf_counter() - started) / 120
 chance, reached = random.Random(0), []
 for number in range(kills):
-    child, before, late = forked(out / "killed"), steps(), chance.uniform(0, 5 * step)
+    child, before, late = forked(lambda: run(out / "killed")), steps(), chance.uniform(0, 5 * step)
     # At any moment, but mostly late enough that the chain gets on; it is 120 steps long.
     while number % 4 and steps() == before and os.waitpid(child, os.WNOHANG) == (0, 0):
         time.sleep(step / 10)
@@ -56,7 +46,7 @@ for number in range(kills):
     os.kill(child, signal.SIGKILL)
     _, status = os.waitpid(child, 0)
     reached.append((steps(), os.WIFSIGNALED(status)))
-assert os.waitstatus_to_exitcode(os.waitpid(forked(out / "killed"), 0)[1]) == 0
+assert os.waitstatus_to_exitcode(os.waitpid(forked(lambda: run(out / "killed")), 0)[1]) == 0
 (out / "reached.json").write_text(json.dumps(reached))
 """
 

@@ -415,6 +415,7 @@ tests, folder = sys.argv[1:]
 sys.path.insert(0, tests)
 import torch
 torch.set_num_threads(1)
+from forks import forked
 from tiny import build_rows, build_target
 from spectrain.data.features import INDEX, extract_features, store_key
 
@@ -429,10 +430,7 @@ started = time.perf_counter()
 extract("whole")
 whole, draw, shards = time.perf_counter() - started, random.Random(0), []
 for _ in range(10):
-    child = os.fork()
-    if not child:
-        extract("killed")
-        os._exit(0)
+    child = forked(lambda: extract("killed"))
     time.sleep(draw.uniform(0.1, 0.2) * whole)
     os.kill(child, signal.SIGKILL)
     os.waitpid(child, 0)

@@ -19,6 +19,7 @@ from pathlib import Path
 tests, model, out = sys.argv[1:4]
 sys.path.insert(0, tests)
 import torch
+from forks import forked
 from spectrain.data.conversations import parse_conversation
 from spectrain.distributed import processes
 from spectrain.drafters.ngram import NgramConfig, NgramDrafter
@@ -50,12 +51,7 @@ KILLED = """
 whole, per_conversation = map(int, sys.argv[4:])
 lines, signals = Path(out, "whole", "samples.jsonl"), []
 for least in (1, 3, 5):  # conversations that are there when it is killed
-    child = os.fork()
-    if child == 0:
-        try:
-            measured("whole", whole)
-        finally:
-            os._exit(0)
+    child = forked(lambda: measured("whole", whole))
     status = (0, 0)
     while status[0] == 0 and (not lines.exists() or lines.read_bytes().count(b"\\n") < per_conversation * least):
         time.sleep(0.002)
