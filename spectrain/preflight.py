@@ -61,7 +61,7 @@ def check_training(recipe: Recipe) -> None:
     check_same_run(training_folder(recipe), record_of(recipe), unknown)
     check_optimizer(recipe.optim)
     tracker = recipe.training.tracker
-    if tracker != "none" and tracker not in get_available_trackers():  # Accelerate would go on without a word
+    if tracker not in ("none", *map(str, get_available_trackers())):  # Accelerate would go on without a word
         raise SpectrainError(
             f"training.tracker: {tracker} is not installed; pip install {tracker}, or set training.tracker=none"
         )

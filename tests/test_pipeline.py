@@ -322,6 +322,10 @@ def test_a_run_that_cannot_go_on_is_refused_before_the_target_is_loaded(again, t
     assert files(tmp_path / "run") == before
 
 
+def test_a_tracker_that_is_here_is_not_asked_for(again):
+    preflight.check_training(fresh(again, "training.tracker=wandb").recipe)
+
+
 @pytest.mark.parametrize(
     ("override", "named"),
     [
