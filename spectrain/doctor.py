@@ -225,8 +225,8 @@ def _target(machine: Machine, subject: Subject) -> Iterator[Finding]:
         yield Finding("fault", "target", f"{subject.target}: {subject.trouble}", "target.name=FOLDER or a Hub id")
         return
     if subject.place != "Hub":
-        yield Finding("ok", "target", f"{subject.target} is in {'a' if subject.place == 'folder' else 'the'} "
-                      f"{subject.place}")  # fmt: skip
+        where = "a folder here" if subject.place == "folder" else f"in the {subject.place}"
+        yield Finding("ok", "target", f"{subject.target} is {where}")
         return
     cache = next((disk for disk in machine.disks if disk.what == "Hub cache"), None)
     if machine.offline:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -85,7 +85,7 @@ def _of_recipe(path: Path, recipe: Recipe, online: bool) -> Subject:
     from spectrain.rates import rates
     from spectrain.workload import bad_rows, workload
 
-    place, trouble = _place(recipe.target.name, recipe.target.revision, online)
+    place, trouble = _place(recipe.target.name, recipe.target.revision, online, recipe.data.chat_template_kwargs)
     folders = {Path(recipe.output), Path(recipe.prepared or recipe.output)}
     written = (file for folder in folders for file in folder.rglob("*") if file.is_file())
     subject = Subject(str(path), recipe.target.name, place, trouble, recipe.target.dtype, recipe.training.precision,
@@ -109,12 +109,12 @@ def _of_recipe(path: Path, recipe: Recipe, online: bool) -> Subject:
                    disk=found["disk"]["total"], target_bytes=found["disk"]["target"])  # fmt: skip
 
 
-def _place(name: str, revision: str | None, online: bool) -> tuple[Any, str]:
-    """Where a target's files are, and what of them cannot be read."""
+def _place(name: str, revision: str | None, online: bool, template: Mapping[str, Any] | None = None) -> tuple[Any, str]:
+    """Where a target's files are, and what of them cannot be used; ``template``: a recipe's settings of its chats'."""
     from huggingface_hub import snapshot_download
 
     if Path(name).is_dir():
-        return "folder", _unreadable(Path(name))
+        return "folder", _unusable(Path(name), template)
     if name.startswith((".", "/", "~")) or name.count("/") > 1:
         return "folder", "there is no such folder"
     try:
@@ -123,17 +123,20 @@ def _place(name: str, revision: str | None, online: bool) -> tuple[Any, str]:
         return "Hub", _refused(name, revision) if online else ""
     if not list(folder.glob("*.safetensors")):  # a config alone, as spectrain estimate fetches it
         return "Hub", _refused(name, revision) if online else ""
-    return "Hub cache", _unreadable(folder)
+    return "Hub cache", _unusable(folder, template)
 
 
-def _unreadable(folder: Path) -> str:
+def _unusable(folder: Path, template: Mapping[str, Any] | None) -> str:
     from spectrain.config import TargetConfig
+    from spectrain.data.template_variables import choose_template_kwargs
     from spectrain.preflight import load_tokenizer
 
     if not list(folder.glob("*.safetensors")):
         return "it has no weights (*.safetensors)"
     try:
-        load_tokenizer(TargetConfig(name=str(folder)))
+        tokenizer, _ = load_tokenizer(TargetConfig(name=str(folder)))
+        if template is not None:
+            choose_template_kwargs(tokenizer, template)
     except SpectrainError as error:
         return str(error)
     return ""

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -224,7 +225,7 @@ def doctor(capsys, hugging_face):
 def test_a_recipe_is_held_against_the_machine(doctor, make_recipe, tmp_path):
     code, found = doctor(make_recipe(tmp_path))
     assert code == 0
-    assert "is in a folder" in found["target"]["found"]
+    assert found["target"]["found"].endswith(" is a folder here")
     assert found["memory of the run"]["level"] == found["disk of the run"]["level"] == "ok"
     assert found["output"]["found"].startswith(str(tmp_path / "run"))
     assert not (tmp_path / "run").exists()
@@ -256,6 +257,18 @@ def test_a_target_that_cannot_be_read_is_a_fault(doctor, make_recipe, tmp_path, 
     assert (code, found["target"]["level"]) == (1, "fault")
 
 
+def test_a_target_without_a_chat_template_is_a_fault_and_so_is_a_setting_it_does_not_read(
+    doctor, make_recipe, chat_folder, tmp_path
+):
+    bare = shutil.copytree(chat_folder, tmp_path / "bare")
+    (bare / "chat_template.jinja").unlink()
+    code, found = doctor(make_recipe(tmp_path), f"target.name={bare}")
+    assert (code, found["target"]["level"]) == (1, "fault")
+    assert f"the chat template of {bare} is missing; set tokenizer.chat_template" in found["target"]["found"]
+    code, found = doctor(tmp_path / "recipe.yaml", "data.chat_template_kwargs={thinking: false}")
+    assert "reads no variable 'thinking'" in found["target"]["found"]
+
+
 def test_a_target_of_the_hub_is_not_fetched(doctor, make_recipe, tmp_path):
     code, found = doctor(make_recipe(tmp_path), "target.name=org/none")
     assert (code, found["target"]["level"]) == (0, "ok")
@@ -265,7 +278,7 @@ def test_a_target_of_the_hub_is_not_fetched(doctor, make_recipe, tmp_path):
 
 def test_a_bundle_s_target_is_looked_for(doctor, finished_run, chat_folder, tmp_path):
     code, found = doctor(finished_run / "run" / "bundle")
-    assert (code, found["target"]["found"]) == (0, f"{chat_folder} is in a folder")
+    assert (code, found["target"]["found"]) == (0, f"{chat_folder} is a folder here")
 
 
 def test_a_recipe_that_is_wrong_is_bad_input(make_recipe, tmp_path, capsys, hugging_face):

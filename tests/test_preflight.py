@@ -56,6 +56,13 @@ def test_everything_is_told_at_once_and_no_weights_are_loaded(recipe, tmp_path, 
     assert not (tmp_path / "run").exists()
 
 
+def test_a_target_without_a_chat_template_is_told_before_its_weights_are_loaded(recipe, shallow, tmp_path, no_weights):
+    bare = shutil.copytree(shallow, tmp_path / "bare")
+    (bare / "chat_template.jinja").unlink()
+    run = Run(load_recipe(recipe, [f"target.name={bare}", "drafter.tap_layers=[1,2,3]"]), progress=False)
+    assert f"the chat template of {bare} is missing; set tokenizer.chat_template" in refusal(run.prepare)
+
+
 @pytest.mark.parametrize(
     ("row", "named"), [("{", "train.jsonl:9: not valid JSON"), ('{"prompt": "51 + 51?"}', "leave data.heldout out")]
 )

@@ -31,13 +31,14 @@ class _Generation(Extension):
 def choose_template_kwargs(tokenizer: Any, settings: Mapping[str, Any]) -> None:
     """Render every chat of this tokenizer with ``settings``, a recipe's data.chat_template_kwargs.
 
-    SpectrainError for the first that no template of the tokenizer reads, with the nearest that one does. A setting
-    that a bundle was trained with needs no such check: it is what its prompts were made with.
+    SpectrainError where it has no template, and for the first setting that none of its templates reads, with the
+    nearest that one does. A setting that a bundle was trained with needs no such check: it is what its prompts were
+    made with.
     """
     set_template_kwargs(tokenizer, settings)
+    whose, read = ChatTemplate(tokenizer).name, set[str]()
     if not settings:
         return
-    whose, read = ChatTemplate(tokenizer).name, set[str]()
     for source in _sources(tokenizer.chat_template):
         try:
             read |= variables(source)
