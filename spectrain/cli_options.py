@@ -7,11 +7,11 @@ import argparse
 from typing import Any, NoReturn
 
 from spectrain.errors import SpectrainError
+from spectrain.exact.cost import LONGEST
 from spectrain.places import check_writable
 
 RECIPE = "my.yaml"
 DONE = "0 done; 1 disk or permissions"
-LONGEST = 1024
 
 OVERRIDES = "any key of the recipe as key.path=value, for instance optim.lr=2e-4 training.epochs=2"
 TREE = (

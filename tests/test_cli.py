@@ -326,7 +326,8 @@ def test_a_bundle_that_names_no_target_asks_for_one(fails, evaluate, bundle):
 @pytest.mark.parametrize(
     ("flag", "value", "message"),
     [
-        ("k", "0", "--k: expected draft lengths from 1 to 1024, for instance 5, 1,3,5 or 1..8 (found '0')"),
+        ("k", "0", "--k: expected draft lengths from 1 to 64, for instance 5, 1,3,5 or 1..8 (found '0')"),
+        ("k", "99", "--k: expected draft lengths from 1 to 64, for instance 5, 1,3,5 or 1..8 (found '99')"),
         ("k", "a", "--k: expected draft lengths"),
         ("k", "1,,3", "--k: expected draft lengths"),
         ("k", "1.5", "--k: expected draft lengths"),
@@ -517,7 +518,7 @@ def test_bundles_that_cannot_be_compared_are_named(compare, fails, bundle, chat_
         (compare(bundle), f"bundle {bundle} is given twice"),
         (compare(chat_folder), f"{chat_folder} is no bundle: it has no spectrain.json"),
         (compare("/no/such/bundle"), "/no/such/bundle is neither a folder nor a Hub id"),
-        (compare(k=0), "--k: expected draft lengths from 1 to 1024"),
+        (compare(k=0), "--k: expected draft lengths from 1 to 64"),
         (compare(traffic="none.jsonl"), "none.jsonl: no such file"),
     ):
         assert message in fails(cli.compare, *arguments)

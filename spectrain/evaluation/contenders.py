@@ -15,6 +15,7 @@ from spectrain.errors import SpectrainError
 from spectrain.evaluation.leaves import LOSSY, PLAIN
 from spectrain.evaluation.load_config import LoadConfig
 from spectrain.evaluation.measured_trees import NO_RANKS, NONE, WRITTEN, MeasuredTree, Resolved
+from spectrain.exact.cost import LONGEST
 from spectrain.exact.sampler import Sampler
 from spectrain.shapes import Chain, DynamicTree, Shape, StaticTree, check_shape
 from spectrain.target import Target
@@ -66,7 +67,7 @@ AskedTree = Annotated[
 ]
 AskedTrees = Annotated[tuple[AskedTree, ...], AfterValidator(_no_tree_twice)]
 AnyTree = StaticTree | DynamicTree | MeasuredTree
-Length = Annotated[int, Field(ge=1, le=64)]
+Length = Annotated[int, Field(ge=1, le=LONGEST)]
 
 
 class AcceptanceConfig(BaseModel):

@@ -85,7 +85,7 @@ def test_survival_and_verification_by_length_replace_alpha_and_a_constant(plan):
         ("--alpha .7 --c .1 --v 0", "--v 0: expected costs"),
         (
             "--alpha .7 --c .1 --k 1..99999999999",
-            "--k: expected draft lengths from 1 to 1024, for instance 5, 1,3,5 or 1..8 (found '1..99999999999')",
+            "--k: expected draft lengths from 1 to 64, for instance 5, 1,3,5 or 1..8 (found '1..99999999999')",
         ),
         ("--alpha .7 --c .1 --batch 8", "--batch 8: what a verification costs at that batch is not known"),
         ("--alpha .7 --c .1 --batch 0 --v 1", "--batch: expected whole numbers of at least 1"),
