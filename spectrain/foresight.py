@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from transformers import GenerationConfig
@@ -55,20 +55,19 @@ def few_heldout(recipe: Recipe, train: Sequence[Conversation], heldout: Sequence
     trained, held = (Counter(chat.kind for chat in side) for side in (train, heldout))
     each = Choice(choices, _looks(trained + held))
     least, enough = fewest(choices), fewest(each.looks)
-    scarce = {kind: held[kind] for kind in sorted(trained | held) if held[kind] < enough}
+    scarce = sorted((held[kind], kind) for kind in trained | held if held[kind] < enough)
     among = f"at least {enough} are needed to choose among {each}"
-    more = _more(recipe, trained + held, enough)
+    more = _more(recipe, trained + held, enough, [kind for _, kind in scarce])
     if len(heldout) < least:
         found.append(f"{len(heldout)} held-out conversations are too few for a verdict, at least {least} are needed to "
                      f"choose among {choices}; {more}")  # fmt: skip
     elif scarce and len(trained | held) > 1:
-        counts = ", ".join(f"{kind} {count}" for kind, count in list(scarce.items())[:5])
-        counts += f", and {len(scarce) - 5} more" if len(scarce) > 5 else ""
+        counts = _listed([f"{kind} {count}" for count, kind in scarce])
         found.append(f"held-out conversations are too few for a verdict on each kind ({counts}), {among}; {more}")
-    with_tools = [sum(bool(chat.tools) for chat in side) for side in (train, heldout)]
+    with_tools = [Counter(chat.kind for chat in side if chat.tools) for side in (train, heldout)]
     if with_tools[0] and not with_tools[1]:
-        found.append(f"{with_tools[0]} conversations in training have tools and none held out, so nothing is measured "
-                     f"on such; {more}, or give chats a kind: each is held out in proportion")  # fmt: skip
+        found.append(f"{with_tools[0].total()} conversations in training have tools and none held out, so nothing is "
+                     f"measured on such; {_more_tools(recipe, trained + held, with_tools[0], enough)}")  # fmt: skip
     return found
 
 
@@ -87,15 +86,34 @@ def _choices(recipe: Recipe) -> int:
     return (len(own) + len(recipe.baselines) * len(config.k)) * len(config.verification) + len(config.trees)
 
 
-def _more(recipe: Recipe, sizes: Counter[str], least: int) -> str:
-    """What gives every kind ``least`` held-out chats, as far as a share of the chats can."""
+def _more(recipe: Recipe, sizes: Counter[str], least: int, lacking: Iterable[str]) -> str:
+    """What gives the kinds that are ``lacking`` so many held-out chats, as far as half of the chats can: beyond, there
+    were more to measure on than to learn from."""
     if recipe.data.heldout:
         return "give data.heldout more chats"
     fraction = recipe.data.heldout_fraction
-    share = math.ceil(100 * least / min(sizes.values())) / 100
-    if share > 0.5:  # else there were more to measure on than to learn from
-        return f"raise data.heldout_fraction ({fraction:g}), or name further chats in data.heldout"
-    return f"raise data.heldout_fraction ({fraction:g}), to {share:g} for {least} of each kind"
+    shares = {kind: math.ceil(100 * least / sizes[kind]) / 100 for kind in lacking}
+    large = [share for share in shares.values() if share <= 0.5]
+    small = [f"{kind} ({sizes[kind]})" for kind in sorted(shares, key=lambda k: (sizes[k], k)) if shares[kind] > 0.5]
+    more = f"add chats of {_listed(small)}, or name some in data.heldout: half of them are fewer than {least}"
+    if not large or max(large) <= fraction:
+        return more if small else f"raise data.heldout_fraction ({fraction:g}), or name further chats in data.heldout"
+    raised = f"raise data.heldout_fraction ({fraction:g}), to {max(large):g} for {least} of each kind"
+    return f"{raised} that has so many, and {more}" if small else raised
+
+
+def _listed(parts: Sequence[str]) -> str:
+    return ", ".join(parts[:5]) + (f", and {len(parts) - 5} more" if len(parts) > 5 else "")
+
+
+def _more_tools(recipe: Recipe, sizes: Counter[str], with_tools: Counter[str], least: int) -> str:
+    """What has chats with tools held out: they are a share of their kinds, and chance chooses within one."""
+    if recipe.data.heldout:
+        return "give data.heldout some"
+    mixed = [kind for kind, count in with_tools.items() if count < sizes[kind]]
+    if mixed:
+        return f"give them a kind of their own (now {_listed(sorted(mixed))}), which is held out in proportion"
+    return _more(recipe, sizes, least, with_tools)
 
 
 def other_sampler(recipe: Recipe) -> list[str]:

@@ -208,6 +208,7 @@ def test_starters_differ_in_their_drafter_and_how_it_learns_alone():
 def test_starters_name_what_small_traffic_and_small_models_need(name):
     marked = [line for line in starter(name).splitlines() if "SET" in line]
     assert any("epochs: 4" in line and "micro_batch_tokens 512" in line and "lr: 1.0e-3" in line for line in marked)
+    assert any("heldout_fraction: 0.05" in line and "0.2" in line for line in marked)
     assert name != "eagle3" or any("# tap_layers:" in line and "fewer than 7 layers" in line for line in marked)
 
 

@@ -1,6 +1,7 @@
 """What a recipe allows and hardly means is told: too few steps, too few held-out chats, another sampler."""
 
 import json
+import re
 import shutil
 
 import pytest
@@ -90,11 +91,22 @@ def test_what_a_verdict_needs_is_told_over_all_and_by_kind(recipe):
     assert few_heldout(data, chats(142), chats(8)) == []
     parts = split_conversations([*chats(120), *chats(30, "sql")], heldout_fraction=0.06)
     (note,) = few_heldout(data, parts.train, parts.heldout)
-    assert "on each kind (chat 7, sql 2)" in note
+    assert "on each kind (sql 2, chat 7)" in note
     assert "at least 9 are needed to choose among 4 on each of 2 kinds" in note  # each kind is another look
     assert "data.heldout_fraction (0.05), to 0.3 for 9 of each kind" in note
     share = split_conversations([*chats(120), *chats(30, "sql")], heldout_fraction=0.3)
     assert few_heldout(data, share.train, share.heldout) == []  # what was named is enough
+    some = [*chats(120), *chats(30, "sql"), *chats(12, "json"), *chats(8, "route")]
+    parts = split_conversations(some, heldout_fraction=0.05)
+    (note,) = few_heldout(data, parts.train, parts.heldout)
+    assert "(route 0, json 1, sql 1, chat 6)" in note  # those with none first
+    assert "(0.05), to 0.34 for 10 of each kind that has so many, and add chats of route (8), json (12)" in note
+    parts = split_conversations(some, heldout_fraction=0.34)
+    (note,) = few_heldout(data, parts.train, parts.heldout)
+    assert "each kind (route 3, json 4), " in note
+    assert note.endswith(
+        "; add chats of route (8), json (12), or name some in data.heldout: half of them are fewer than 10"
+    )
     nested = [*chats(60, "desk/a"), *chats(60, "desk/b"), *chats(60, "mail/c")]
     (note,) = few_heldout(data, nested, [])[:1]
     assert "0 held-out conversations are too few for a verdict, at least 8 are needed to choose among 4;" in note
@@ -108,6 +120,16 @@ def test_tools_that_are_only_in_training_are_told(recipe):
     (note,) = few_heldout(loaded(recipe), called, chats(50))
     assert "5 conversations in training have tools and none held out" in note
     assert few_heldout(loaded(recipe), called, [*called, *chats(50)]) == []
+    own = loaded(recipe, "data.heldout=[]")
+    (note,) = few_heldout(own, [*called, *chats(50)], chats(50))
+    assert "such; give them a kind of their own (now chat), which is held out in proportion" in note
+    called = chats(40, "tools", called[0].tools)
+    note = few_heldout(own, [*called, *chats(500)], chats(50))[-1]
+    assert re.search(
+        r"nothing is measured on such; raise data.heldout_fraction \(0.05\), to 0.\d+ for \d+ of each kind$", note
+    )
+    note = few_heldout(own, [*called[:10], *chats(500)], chats(50))[-1]
+    assert "nothing is measured on such; add chats of tools (10), or name some in data.heldout" in note
 
 
 # --- sampler ------------------------------------------------------------------------------------------------------
