@@ -12,7 +12,7 @@ from typing import Any
 from spectrain.attention import context
 from spectrain.config import Recipe, load_recipe
 from spectrain.data.audit import Side, describe
-from spectrain.data.audit_table import table
+from spectrain.data.audit_table import not_answered, table
 from spectrain.data.batches import answer_counts
 from spectrain.data.conversations import encode_usable, load_conversations
 from spectrain.data.dropped import ALWAYS, Dropped
@@ -32,11 +32,20 @@ def audit(options: argparse.Namespace) -> bool:
     found = audit_recipe(load_recipe(options.recipe, options.overrides))
     colour = colours(sys.stdout)
     print(table(found.document))
-    print(f"What is trained on, supervised tokens {'in green' if colour else 'in [[ ]]'}:\n")
+    print(_heading(found.document, "in green" if colour else "in [[ ]]"))
     for row, why in chosen(found.sides["train"].rows, found.sides["train"].chats):
         print(render_row(row, found.tokenizer, colour, why))
     print(f"\nnumbers: {found.folder / 'audit.json'}, {found.folder / 'audit.md'}")
     return not found.stops
+
+
+def _heading(document: Mapping[str, Any], how: str) -> str:
+    if not_answered(document):
+        return (
+            f"The chats of the files, their own answers {how}: the last makes way for the target's, which alone is "
+            "trained on.\n"
+        )
+    return f"What is trained on, supervised tokens {how}:\n"
 
 
 @dataclass(frozen=True)

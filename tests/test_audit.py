@@ -180,6 +180,14 @@ def test_conversations_that_the_template_makes_split_are_told(recipe, tmp_path):
     assert "that answer alone is trained on" in table(asked.document)
 
 
+def test_what_is_shown_is_called_what_it_is(recipe, capsys):
+    cli.prepare([str(recipe), "--audit"])
+    assert "The chats of the files, their own answers in [[ ]]: the last makes way" in (said := capsys.readouterr().out)
+    assert "What is trained on" not in said
+    cli.prepare([str(recipe), "--audit", *OWN])
+    assert "What is trained on, supervised tokens in [[ ]]:" in capsys.readouterr().out
+
+
 def test_colours_need_a_terminal_that_wants_them(monkeypatch):
     class Terminal:
         def __init__(self, real: bool) -> None:

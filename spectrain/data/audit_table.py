@@ -38,9 +38,8 @@ def _head(document: Document) -> str:
     lines = ["# Audit", "", f"{template['name']}, digest {template['digest'][:16]}{settings and f', with {settings}'}"]
     if document["split"]:
         lines.append(f"Held out by {document['split']}.")
-    made = all(side["answers"]["by_target"] for side in document["sides"].values())
     split = sum(side["with"]["split"] for side in document["sides"].values())
-    if document["answers_by_target"] and not made:
+    if not_answered(document):
         lines.append("The target has not answered yet: answers and lengths below are those of the files. It will "
                      "answer the end of each chat, and then that answer alone is trained on.")  # fmt: skip
     elif split:
@@ -48,6 +47,12 @@ def _head(document: Document) -> str:
     lines += [f"**prepare stops: {why}**" for why in document["stops"]]
     lines += [f"Note: {note}." for note in document["notes"]]
     return "\n".join(lines)
+
+
+def not_answered(document: Document) -> bool:
+    """Whether the target is yet to give the answers that are trained on."""
+    made = all(side["answers"]["by_target"] for side in document["sides"].values())
+    return bool(document["answers_by_target"]) and not made
 
 
 def _overview(document: Document) -> str:
