@@ -7,11 +7,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from spectrain.bundle import ADDED_LATER
 from spectrain.errors import SpectrainError
 from spectrain.evaluation.own_report import own_report
-from spectrain.interop import Served, format_of_config, read_config, vllm_command
+from spectrain.interop import Served, check_listing, format_of_config, read_config, vllm_command
 from spectrain.interop.layouts import layouts_of
-from spectrain.manifest import Manifest, read_manifest, report_file, target_of
+from spectrain.manifest import MANIFEST_FILE, Manifest, read_manifest, report_file, target_of
 
 INSTEAD = ", or --k"  # of a report
 
@@ -30,10 +31,11 @@ def invocations(bundle: Path, k: int | None = None, report: Path | None = None) 
     """How vLLM, SGLang and transformers are started with a bundle: k, the reason for it, notes, and lines by server.
 
     ``k`` is the number of draft tokens a round; by default what the report recommends, which is the bundle's own unless
-    given. Raises SpectrainError where there is no report of this bundle, it recommends a tree, or nobody else takes
-    such drafters, and LeaveOffError where it says to leave the drafter off.
+    given. Raises SpectrainError where a file is not as the manifest lists it, there is no report of this bundle, it
+    recommends a tree, or nobody else takes such drafters, and LeaveOffError where it says to leave the drafter off.
     """
     manifest = read_manifest(bundle)
+    check_listing(bundle, manifest.files, MANIFEST_FILE, ADDED_LATER)  # a server would load whatever is there
     config = read_config(bundle)
     how = format_of_config(config, str(bundle)).SERVED
     if how.vllm is None and how.sglang is None and not how.assistant:

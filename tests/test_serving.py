@@ -117,6 +117,17 @@ def test_more_tokens_than_the_drafter_was_trained_on_are_remarked_on(bundle):
     )
 
 
+@pytest.mark.parametrize("k", [None, 3])
+def test_a_bundle_that_was_changed_is_not_served(bundle, k):
+    measure(bundle, 0.9)
+    file = bundle / WEIGHTS_FILE
+    raw = bytearray(file.read_bytes())
+    raw[-1] ^= 1
+    file.write_bytes(raw)
+    with pytest.raises(SpectrainError, match=f"{WEIGHTS_FILE} was changed after it was written"):
+        serve_commands(bundle, k)
+
+
 def test_without_a_recommendation_k_has_to_be_given(bundle):
     measure(bundle, 0.1)
     with pytest.raises(SpectrainError, match=r"says to leave it off \(.*\): slower than plain decoding; .*give --k"):
