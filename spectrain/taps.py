@@ -25,12 +25,12 @@ def default_taps(num_layers: int) -> tuple[int, int, int]:
     return (2, num_layers // 2, num_layers - 3)
 
 
-def check_taps(taps: Sequence[int], num_layers: int) -> tuple[int, ...]:
-    """Distinct ascending layers of the target, or an error that says which is not."""
+def check_taps(taps: Sequence[int], num_layers: int, name: str = "taps") -> tuple[int, ...]:
+    """Distinct ascending layers of the target, or an error that calls them by ``name``."""
     taps = tuple(taps)
     if list(taps) != sorted(set(taps)) or not taps or taps[0] < 0 or taps[-1] >= num_layers:
         raise SpectrainError(
-            f"taps {list(taps)} are not distinct ascending layers of a target with {num_layers} layers; "
+            f"{name} {list(taps)} are not distinct ascending layers of a target with {num_layers} layers; "
             f"expected values from 0 to {num_layers - 1}: tap k is the {TAP_CONVENTION}"
         )
     return taps

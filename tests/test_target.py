@@ -145,7 +145,7 @@ def test_bad_taps_are_refused_with_the_range_and_the_convention(tiny_target, tap
         with pytest.raises(SpectrainError, match=r"8 layers; expected values from 0 to 7: .*stream entering layer k"):
             check()
     if taps:
-        with pytest.raises(SpectrainError, match="are not distinct ascending layers"):
+        with pytest.raises(SpectrainError, match=r"^taps .* are not distinct ascending layers"):
             target.tap(taps)
 
 

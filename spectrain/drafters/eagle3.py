@@ -49,7 +49,7 @@ class Eagle3Config(FeatureDrafterConfig):
     def taps(self, target: Target) -> tuple[int, ...]:
         if self.tap_layers is None:
             return default_taps(target.num_layers)
-        return check_taps(self.tap_layers, target.num_layers)
+        return check_taps(self.tap_layers, target.num_layers, "drafter.tap_layers")
 
     @property
     def limits(self) -> tuple[None, int]:
