@@ -115,6 +115,8 @@ def _place(name: str, revision: str | None, online: bool, template: Mapping[str,
 
     if Path(name).is_dir():
         return "folder", _unusable(Path(name), template)
+    if Path(name).is_file():
+        return "folder", "it is a file, not a folder with a model"
     if name.startswith((".", "/", "~")) or name.count("/") > 1:
         return "folder", "there is no such folder"
     try:

@@ -34,7 +34,7 @@ from spectrain.fetching import refused
 from spectrain.head_loss import CHUNK
 from spectrain.identity import tokenizer_size
 from spectrain.rates import Rates
-from spectrain.weights import floating_dtype
+from spectrain.weights import check_no_file, floating_dtype
 from spectrain.workload import Side, Workload
 
 CHUNK_COPIES = 8  # matrices of chunk x columns in float32 that a loss and its gradient hold at once
@@ -62,6 +62,8 @@ def load_config(recipe: Recipe, recipe_path: Path, given: str | None = None) -> 
     if given and not Path(given).is_file():
         raise SpectrainError(f"--config {given} does not exist; give the config.json of the target")
     name = str(source) if source else recipe.target.name
+    if source is None:
+        check_no_file(name)
     revision = None if source else recipe.target.revision
     try:
         return AutoConfig.from_pretrained(name, revision=revision, trust_remote_code=False)

@@ -30,6 +30,7 @@ from spectrain.optimizer import check_optimizer
 from spectrain.run_record import LATER, check_same_run, run_record
 from spectrain.settings import ROWS
 from spectrain.target import Target
+from spectrain.weights import check_no_file
 
 
 def check_recipe(recipe: Recipe) -> None:
@@ -108,6 +109,7 @@ def check_measurable(target: Target, heldout: Sequence[Conversation], config: Ac
 
 def load_tokenizer(target: TargetConfig) -> tuple[Any, PreTrainedConfig]:
     """The target's tokenizer and config.json, without weights."""
+    check_no_file(target.name)
     try:
         where: dict[str, Any] = {"revision": target.revision, "trust_remote_code": False}
         tokenizer = AutoTokenizer.from_pretrained(target.name, **where)

@@ -35,6 +35,7 @@ def resolve_model(
     """
     if Path(name).is_dir():
         return Path(name), None
+    check_no_file(name, what)
     if name.startswith((".", "/", "~")) or name.count("/") > 1:
         raise SpectrainError(
             f"{what} folder {name!r} does not exist; give a model folder, or a Hub id such as 'org/name'"
@@ -47,6 +48,15 @@ def resolve_model(
             f"(revision {revision or 'main'}): {refused(error, name, revision)}"
         ) from error
     return folder, folder.name
+
+
+def check_no_file(name: str, what: str = "target") -> None:
+    """SpectrainError where ``name`` is a file: the Hub would only say that this is no id."""
+    if Path(name).is_file():
+        raise SpectrainError(
+            f"{what} {name!r} is a file, not a folder with a model (config.json, its tokenizer, *.safetensors); "
+            "give such a folder, or a Hub id such as 'org/name'"
+        )
 
 
 @contextlib.contextmanager

@@ -80,6 +80,12 @@ def test_padding_is_compatible_and_missing_rows_are_an_error(says, base, make_to
     assert "token '<|im_end|>' has id 265, but the model has 265 embedding rows" in said
 
 
+def test_rows_of_other_tokens_are_no_padding(says, base, word_tokenizer, tmp_path):
+    code, said = says(base, model_folder(tmp_path / "other", word_tokenizer(500), rows=500))
+    assert code == 1
+    assert "embedding rows" not in said
+
+
 def test_one_tokenizer_in_models_of_other_sizes_and_another_one_in_an_equal(says, word_tokenizer, tmp_path):
     """Case C05."""
     small = model_folder(tmp_path / "384", word_tokenizer(300), rows=384)
@@ -138,12 +144,13 @@ def test_json(says, base, make_tokenizer, tmp_path):
     ("spoil", "named"),
     [
         (lambda folder: shutil.rmtree(folder), "does not exist; give a model folder, or a Hub id"),
+        (lambda folder: (shutil.rmtree(folder), folder.write_text("{}")), "is a file, not a folder with a model"),
         (lambda folder: (folder / "tokenizer.json").write_text("{"), "the tokenizer of "),
         (lambda folder: [path.unlink() for path in folder.glob("tokenizer*")], "expected tokenizer.json"),
         (lambda folder: (folder / "config.json").write_text("{"), "config.json"),
         (lambda folder: (folder / "generation_config.json").write_text("[]"), "generation_config.json holds a list"),
     ],
-    ids=["nothing", "broken", "missing", "config", "generation"],
+    ids=["nothing", "file", "broken", "missing", "config", "generation"],
 )
 def test_bad_input_is_one_message(says, base, tmp_path, spoil, named):
     other = Path(shutil.copytree(base, tmp_path / "other"))
