@@ -7,7 +7,7 @@ bundle takes it too. What could not be checked is recorded there and told wherev
 from __future__ import annotations
 
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -108,7 +108,15 @@ def import_checkpoint(
         )
         if verify:
             check_reload(partial, drafter, target, name=bundle)
-    return manifest, (*native.notes, *notes, *not_checked)
+    return manifest, (*native.notes, *notes, *not_checked, *_for_itself(checkpoint, target))
+
+
+def _for_itself(checkpoint: Path, target: Target) -> Iterator[str]:
+    """A note where the target itself was imported: a drafter as slow as what it drafts for."""
+    weights, folder = foreign_weights(checkpoint), target.folder
+    own = () if folder is None else folder.glob(f"*{weights.suffix}")
+    if file_digest(weights) in map(file_digest, own):
+        yield "its weights are the target's own: it drafts for itself, and a round costs more than it saves"
 
 
 def _check_tokenizer(checkpoint: Path, target: Target) -> tuple[tuple[str, ...], tuple[str, ...]]:

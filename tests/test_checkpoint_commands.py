@@ -79,6 +79,12 @@ def test_a_folder_that_holds_something_else_is_left_alone(call, bundle, chat_fol
     assert [path.name for path in (tmp_path / "mine").iterdir()] == ["notes.txt"]
 
 
+def test_a_target_that_drafts_for_itself_is_remarked_on(call, chat_folder, tmp_path):
+    code, said = call(import_checkpoint, chat_folder, tmp_path / "itself", "--target", chat_folder)
+    assert code == 0, said
+    assert "note: its weights are the target's own: it drafts for itself" in said
+
+
 def test_an_import_is_measured_beside_the_bundle_it_came_from(call, imported, bundle, finished_run, tmp_path):
     code, said = call(cli.compare, bundle, imported, "--traffic", finished_run / "heldout.jsonl", "--k", "2",
                       "--max-new-tokens", "6", "--baselines", "none", "--output", tmp_path / "report")  # fmt: skip
