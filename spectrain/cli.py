@@ -23,6 +23,7 @@ from spectrain.cli_options import (
 )
 from spectrain.doctor_commands import doctor
 from spectrain.errors import SpectrainError
+from spectrain.files import FULL, WRITING
 from spectrain.measuring_commands import MEASURING_COMMANDS, ablation, compare, evaluate
 from spectrain.output import telling
 from spectrain.plan import plan
@@ -200,10 +201,15 @@ def _left_unread() -> bool:
 def _refused_by_system(error: Exception) -> str | None:
     """What a full disk, a missing permission or the like says, in one line; None for errors of our own."""
     # The writers of weights are no Python: of a full disk they tell in their own words, and one in none at all.
-    full = getattr(error, "errno", None) == errno.ENOSPC or any(w in str(error) for w in ("No space left", "too large"))
-    if full or "inline_container" in str(error):
-        found = f"{error.strerror}: {error.filename}" if isinstance(error, OSError) and error.filename else error
-        return f"writing failed ({found}); free some disk space: the same command goes on from here"
+    number, words = getattr(error, "errno", None), str(error)
+    full = number in FULL or "No space left" in words or "inline_container" in words
+    if full or number == errno.EFBIG or "File too large" in words:
+        notes = [note.removeprefix(WRITING) for note in getattr(error, "__notes__", ()) if note.startswith(WRITING)]
+        where = notes[-1:] or [getattr(error, "filename", None)]  # the outermost
+        why = error.strerror if isinstance(error, OSError) and error.strerror else words
+        found = ": ".join([why, *filter(None, where)])
+        mend = "free some disk space" if full else "raise the limit on the size of files (ulimit -f unlimited)"
+        return f"writing failed ({found}); {mend}: the same command goes on from here"
     if isinstance(error, OSError):
         return f"{error.filename}: {error.strerror}" if error.strerror and error.filename else str(error)
     return None

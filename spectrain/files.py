@@ -3,28 +3,55 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import hashlib
 import json
 import os
 import shutil
 import tempfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
+
+FULL = (errno.ENOSPC, errno.EDQUOT)  # a full disk is no wrong place
+WRITING = "while writing "  # a note on an error, of the file or folder that is not complete
+
+
+T = TypeVar("T")
+
+
+def _begin(path: Path, make: Callable[..., T]) -> T:
+    """What stands for ``path`` until it is complete, made beside it; errors name ``path``, which users know."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        return make(prefix=f".{path.name}.", suffix=".partial", dir=path.parent)
+    except OSError as error:
+        wrong = f"cannot be written ({error.strerror}); choose another place"
+        raise OSError(error.errno, error.strerror if error.errno in FULL else wrong, str(path)) from error
+
+
+@contextlib.contextmanager
+def _naming(path: Path) -> Iterator[None]:
+    """An error carries a note of what was to be written: it may name the file that stands for it, or none."""
+    try:
+        yield
+    except Exception as error:
+        error.add_note(f"{WRITING}{path}")
+        raise
 
 
 @contextlib.contextmanager
 def atomic_file(path: Path | str) -> Iterator[Path]:
     """Yield a temporary path beside ``path``; on success it replaces ``path``, on any error it is removed."""
     path = Path(path)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    handle, name = tempfile.mkstemp(prefix=f".{path.name}.", suffix=".partial", dir=path.parent)
+    handle, name = _begin(path, tempfile.mkstemp)
     os.close(handle)
     partial = Path(name)
     try:
-        yield partial
-        _settle(partial)
-        os.replace(partial, path)
+        with _naming(path):
+            yield partial
+            _settle(partial)
+            os.replace(partial, path)
     finally:
         partial.unlink(missing_ok=True)
 
@@ -36,15 +63,15 @@ def atomic_folder(path: Path | str) -> Iterator[Path]:
     An existing folder is set aside first and removed last, so an interruption leaves the old or the new one whole.
     """
     path = Path(path)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    partial = Path(tempfile.mkdtemp(prefix=f".{path.name}.", suffix=".partial", dir=path.parent))
+    partial = Path(_begin(path, tempfile.mkdtemp))
     try:
-        yield partial
-        for file in partial.rglob("*"):
-            if file.is_file():
-                _settle(file)
-        partial.chmod(0o755)
-        replace_folder(partial, path)
+        with _naming(path):
+            yield partial
+            for file in partial.rglob("*"):
+                if file.is_file():
+                    _settle(file)
+            partial.chmod(0o755)
+            replace_folder(partial, path)
     finally:
         shutil.rmtree(partial, ignore_errors=True)
 

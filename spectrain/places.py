@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import errno
 import os
 import tempfile
 from pathlib import Path
 
 from spectrain.errors import SpectrainError
-
-LATER = (errno.ENOSPC, errno.EDQUOT)  # a full disk is no wrong place
+from spectrain.files import FULL
 
 
 def check_writable(key: str, folder: Path | str, *, as_a_whole: bool = False) -> None:
-    """SpectrainError, named by ``key``, where ``folder`` can neither be written into nor made; nothing is left there.
+    """SpectrainError where a file lies in the way of ``folder``, OSError where the system lets nobody write there; both
+    are named by ``key``. Nothing is left there.
 
     ``as_a_whole``: it is put in place when it is complete, so that it is the folder around it that has to take it.
     """
@@ -28,8 +27,8 @@ def check_writable(key: str, folder: Path | str, *, as_a_whole: bool = False) ->
         with tempfile.TemporaryDirectory(prefix=".spectrain.", dir=there):
             pass
     except OSError as error:
-        if error.errno in LATER:
+        if error.errno in FULL:
             raise
-        raise SpectrainError(
+        raise OSError(
             f"{key} {folder}: {there} cannot be written into ({error.strerror}); choose another place"
         ) from error

@@ -208,6 +208,14 @@ def test_a_misspelt_key_is_named_with_a_suggestion(fails, recipe, tmp_path):
     assert not (tmp_path / "run").exists()
 
 
+def test_a_file_where_a_target_is_due_is_named(fails, recipe, evaluate, tmp_path):
+    name = tmp_path / "train.jsonl"
+    for found in (fails(cli.train, recipe, f"target.name={name}"), fails(cli.evaluate, *evaluate(target=name)),
+                  fails(cli.prepare, recipe, f"target.name={name}", "--audit"),
+                  fails(cli.estimate, recipe, f"target.name={name}")):  # fmt: skip
+        assert found.startswith(f"error: target '{name}' is a file, not a folder with a model")
+
+
 @pytest.mark.parametrize("name", ["/no/such/folder", "./none", "a/b/c"])
 def test_a_target_that_does_not_exist_is_named(fails, recipe, evaluate, tmp_path, name):
     for found in (fails(cli.train, recipe, f"target.name={name}"), fails(cli.evaluate, *evaluate(target=name))):
@@ -636,10 +644,10 @@ PLACES = {
 def test_a_place_that_takes_nothing_is_named_before_anything_is_read(fails, recipe, tmp_path, line):
     """Nothing else that is named here is there, and nothing of it is asked for first."""
     (tmp_path / "file").write_text("mine")
-    for place, why in ((tmp_path / "file" / "deeper", "is a file, expected a folder"),
-                       (Path("/proc/of/mine"), "/proc cannot be written into (")):  # fmt: skip
+    for place, code, why in ((tmp_path / "file" / "deeper", 2, "is a file, expected a folder"),
+                             (Path("/proc/of/mine"), 1, "/proc cannot be written into (")):  # fmt: skip
         name, *arguments = line.format(recipe=recipe, place=place).split()
-        found = fails(cli.COMMANDS[name], *arguments)
+        found = fails(cli.COMMANDS[name], *arguments, code=code)
         assert f" {place}: " in found
         assert why in found
         assert "; choose another place" in found
@@ -707,6 +715,11 @@ def test_a_full_disk_is_one_message(fails, recipe, monkeypatch, tmp_path, failur
     ("failure", "message"),
     [
         (PermissionError(errno.EACCES, "Permission denied", "/root/x"), "error: /root/x: Permission denied"),
+        (
+            OSError(errno.EFBIG, "File too large", "/d/.x.partial"),
+            "error: writing failed (File too large: /d/.x.partial); "
+            "raise the limit on the size of files (ulimit -f unlimited): the same command goes on from here",
+        ),
         (OSError("the Hub says no"), "error: the Hub says no"),
     ],
 )

@@ -52,6 +52,15 @@ def test_a_failed_file_leaves_the_old_one(tmp_path, failure):
     assert names(tmp_path) == ["a.txt"]
 
 
+@pytest.mark.parametrize("write", [atomic_file, atomic_folder])
+def test_errors_name_what_was_to_be_written(tmp_path, write):
+    with pytest.raises(OSError, match=r"cannot be written \(.*\); choose another place: '/proc/x'"), write("/proc/x"):
+        pass
+    with pytest.raises(OSError, match="File too large") as error, write(tmp_path / "a"):
+        raise OSError(errno.EFBIG, "File too large")
+    assert error.value.__notes__ == [f"{files.WRITING}{tmp_path / 'a'}"]
+
+
 def test_a_file_that_cannot_be_put_in_place_leaves_the_old_one(tmp_path, monkeypatch):
     path = tmp_path / "a.json"
     write_json(path, {"a": 1})
