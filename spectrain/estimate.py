@@ -62,8 +62,7 @@ def load_config(recipe: Recipe, recipe_path: Path, given: str | None = None) -> 
     if given and not Path(given).is_file():
         raise SpectrainError(f"--config {given} does not exist; give the config.json of the target")
     name = str(source) if source else recipe.target.name
-    if source is None:
-        check_no_file(name)
+    check_no_file(recipe.target.name)
     revision = None if source else recipe.target.revision
     try:
         return AutoConfig.from_pretrained(name, revision=revision, trust_remote_code=False)
