@@ -1,8 +1,8 @@
 """Verdicts that are known beforehand, from the whole measurement: real decoding, and a clock that counts forwards.
 
-Each drafter's acceptance is certain, for it knows the target's answers, or is the target; what drafting a token costs is
-so many forwards; and a forward takes as long as `FORWARD` says, on whatever machine. So it is known whether a drafter
-pays, at which length, and by how much.
+Each drafter's acceptance is certain, for it knows the target's answers, or is the target; what drafting a token costs
+is so many forwards; and a forward takes as long as `FORWARD` says, on whatever machine. So it is known whether a
+drafter pays, at which length, and by how much.
 """
 
 from __future__ import annotations
@@ -27,7 +27,6 @@ from spectrain.evaluation.document import read_document
 from spectrain.exact.sampler import Sampler
 from spectrain.target import Target, load_target
 
-pytestmark = pytest.mark.slow
 LAYERS, TOKENS = 2, 17
 FORWARD, MORE, LOOK = 1.0, 0.05, 0.01  # seconds of a forward of one token, of each further one, of a look at the clock
 GREEDY, WARM = Sampler(), Sampler(1.0)
