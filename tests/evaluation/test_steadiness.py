@@ -39,11 +39,11 @@ def test_a_steady_clock_is_not_doubted(document):
     assert unsteady(document) == []
 
 
-def test_a_gain_above_the_tokens_of_a_round_is_called_impossible(document):
+def test_a_gain_above_the_tokens_of_a_round_is_hard_to_believe(document):
     name = speed(document, 1.27)
     (found,) = unsteady(document)
-    assert found.startswith(f"Not possible by itself: {name} decodes ")
-    assert found.endswith("The clock was disturbed by other work: measure again with nothing else running.")
+    assert found.startswith(f"Hard to believe: {name} decodes ")
+    assert found.endswith("disturbed the clock: measure again with nothing else running.")
     assert found in cautions(document)
     assert found in told(document)
 
@@ -53,13 +53,13 @@ def test_a_drafter_that_never_drafts_may_be_a_little_faster_than_plain(document)
     assert unsteady(document) == []
 
 
-def test_a_forward_pass_quicker_than_plains_is_called_impossible(document):
+def test_a_forward_pass_quicker_than_plains_is_hard_to_believe(document):
     plain, found = document["samplers"][0]["contenders"][0]["pooled"], drafting(document)["pooled"]
     a_round = plain["seconds"]["verify"] / plain["rounds"]
     found["seconds"]["verify"] = 0.61 * a_round * found["rounds"]
     (told_,) = unsteady(document)
     assert "verifies a round in 0.61 of the time that plain decoding's forward pass takes" in told_
-    found["seconds"]["verify"] = 0.95 * a_round * found["rounds"]
+    found["seconds"]["verify"] = 0.85 * a_round * found["rounds"]
     assert unsteady(document) == []
 
 

@@ -97,7 +97,7 @@ def test_traffic_that_also_chose_the_step_is_said_to_have(request_of, bundle, ch
 
 
 def test_a_clock_that_was_disturbed_is_said_to_have_been(request_of, monkeypatch):
-    cautions = ["Not possible by itself: x.", "Batches of 1 disagree."]
+    cautions = ["Hard to believe: x.", "Batches of 1 disagree."]
     monkeypatch.setattr("spectrain.hub.card.unsteady", lambda document: cautions)
     card = gather(request_of()).card
     assert "\n\n".join(cautions) in card
