@@ -171,7 +171,10 @@ def guarded(command: Callable[..., int | None], arguments: Sequence[str], name: 
         return 2
     except KeyboardInterrupt:
         resumed = command in (prepare, train, run, evaluate, compare, ablation)
-        print("interrupted" + ("; the same command goes on from here" if resumed else ""), file=sys.stderr)
+        print(
+            "interrupted" + ("; the same command keeps what is finished and does the rest" if resumed else ""),
+            file=sys.stderr,
+        )
         return 130
     except Exception as error:
         if isinstance(error, BrokenPipeError) and _left_unread():
@@ -203,7 +206,7 @@ def _refused_by_system(error: Exception) -> str | None:
     full = getattr(error, "errno", None) == errno.ENOSPC or any(w in str(error) for w in ("No space left", "too large"))
     if full or "inline_container" in str(error):
         found = f"{error.strerror}: {error.filename}" if isinstance(error, OSError) and error.filename else error
-        return f"writing failed ({found}); free some disk space: the same command goes on from here"
+        return f"writing failed ({found}); free some disk space, and give the same command again"
     if isinstance(error, OSError):
         return f"{error.filename}: {error.strerror}" if error.strerror and error.filename else str(error)
     return None
