@@ -226,7 +226,7 @@ class Run:
                           folder=folder, save_bundle=save, settings=recipe, origin=origin,
                           prompts=training_prompts(self.recipe.training.on_policy, self.target, prepared.train,
                                                    self.recipe.data.max_length))  # fmt: skip
-        self.note(few_steps(self.recipe, trainer.total_steps))
+        self.note([] if trainer.finished else few_steps(self.recipe, trainer.total_steps))
         trainer.run()
         with whole(drafter):
             chosen = trainer.checkpoints.at(trainer.chosen) / "bundle"
