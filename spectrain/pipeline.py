@@ -138,7 +138,7 @@ class Run:
 
         ``check`` sees the training rows and their features' key before any are extracted, and may refuse them.
         """
-        with working_in(self.prepared), processes().main_process_first(), offering_to_drop():
+        with working_in(self.recipe.prepared_data), processes().main_process_first(), offering_to_drop():
             return self._prepare(check)
 
     def _prepare(self, check: RowCheck) -> Prepared:
@@ -193,7 +193,7 @@ class Run:
 
     def train(self) -> Path:
         """Train the drafter and leave its bundle; a finished run is not repeated, an interrupted one goes on."""
-        with working_in(self.folder):
+        with working_in(preflight.training_folder(self.recipe)):
             return self._train()
 
     def _train(self) -> Path:

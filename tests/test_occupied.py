@@ -52,7 +52,7 @@ def other():
     yield start
     for one in started:
         if one.process.poll() is None:
-            one.end(signal.SIGKILL)
+            one.end()  # not killed: it takes its files with it
 
 
 def refusal(folder: Path) -> str:
@@ -75,7 +75,7 @@ def test_a_folder_is_free_again_however_the_first_ended(tmp_path, other, how):
 
 @pytest.mark.parametrize("stage", ["train", "prepare", "evaluate"])
 def test_every_stage_of_a_run_refuses_a_folder_that_another_works_in(finished_run, make_recipe, tmp_path, other, stage):
-    place = {"train": "run", "prepare": "shared", "evaluate": "run/evaluation"}[stage]
+    place = {"train": "run/training", "prepare": "shared/data", "evaluate": "run/evaluation"}[stage]
     overrides = {
         "train": [],
         "prepare": [f"prepared={tmp_path / 'shared'}"],
@@ -88,6 +88,12 @@ def test_every_stage_of_a_run_refuses_a_folder_that_another_works_in(finished_ru
         getattr(run, stage)()
     if stage != "evaluate":
         assert [path.name for path in folder.iterdir() if not path.name.startswith(".")] == []
+
+
+def test_rows_are_shared_with_a_run_that_trains(finished_run, make_recipe, tmp_path, other):
+    other(finished_run / "run" / "training")
+    overrides = [f"prepared={finished_run / 'run'}"]
+    assert Run(load_recipe(make_recipe(tmp_path), overrides), progress=False).prepare().train_rows
 
 
 def test_a_stage_inside_another_goes_on_and_the_outer_one_keeps_the_folder(tmp_path):
