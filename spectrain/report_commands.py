@@ -17,17 +17,18 @@ def report(arguments: Sequence[str], name: str = "spectrain report") -> None:
     """Rebuild the reports from acceptance.json."""
     text = (
         "Rebuild everything that is made from an acceptance.json: report.md, report.html, report.png, acceptance.csv\n"
-        "and speculation_profile.json. Needs no model."
+        "and speculation_profile.json, beside it where no other folder is named. Needs no model."
     )
-    parser = command_parser(name, text, f"{name} runs/quickstart/acceptance.json --output runs/quickstart")
+    parser = command_parser(name, text, f"{name} runs/quickstart/acceptance.json")
     parser.add_argument("document", metavar="FILE.json", help="an acceptance.json")
-    option(parser, "--output", "the reports")
+    option(parser, "--output", "the reports", required=False, otherwise="the folder of FILE.json")
     option(parser, "--json", "the verdicts, and where the reports are")
     options = parser.parse_args(arguments)
     from spectrain.evaluation.report import render_report
 
     with telling(options.json) as tell:
-        paths = list(map(str, render_report(options.document, options.output)))
+        folder = Path(options.document).parent if options.output is None else options.output
+        paths = list(map(str, render_report(options.document, folder)))
         tell({**findings(options.document), "reports": paths}, "\n".join(paths))
 
 

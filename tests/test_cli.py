@@ -110,7 +110,7 @@ def test_help_of_every_door_imports_nothing_heavy(path):
         ("", "the following arguments are required: COMMAND; spectrain --help tells more"),
         ("nonsense", "COMMAND: invalid choice: 'nonsense' (choose from "),
         ("train", "the following arguments are required: recipe, key.path=value; spectrain train --help tells more"),
-        ("report x.json", "the following arguments are required: --output; spectrain report --help tells more"),
+        ("report", "the following arguments are required: FILE.json; spectrain report --help tells more"),
         ("train a.yaml --lr=1", "unrecognized arguments: --lr=1; spectrain train --help tells more"),
         ("evaluate bundle --k", "--k: expected one argument; spectrain evaluate --help tells more"),
     ],
@@ -236,7 +236,11 @@ def test_a_run_through_the_command_line_tells_where_things_are(recipe, tmp_path,
     assert "train: 8 rows" in out
     arguments = [str(tmp_path / "run" / "acceptance.json"), "--output", str(tmp_path / "r")]
     assert cli.guarded(cli.report, arguments, "spectrain report") == 0
-    assert (tmp_path / "r" / "report.md").read_bytes() == (tmp_path / "run" / "report.md").read_bytes()
+    made = (tmp_path / "r" / "report.md").read_bytes()
+    assert made == (tmp_path / "run" / "report.md").read_bytes()
+    (tmp_path / "run" / "report.md").unlink()
+    assert cli.guarded(cli.report, arguments[:1], "spectrain report") == 0  # beside the document
+    assert (tmp_path / "run" / "report.md").read_bytes() == made
 
 
 # --- bundles ------------------------------------------------------------------------------------------------------

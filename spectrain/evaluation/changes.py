@@ -37,9 +37,19 @@ def would_change(verdict: Mapping[str, Any], numbers: Mapping[str, Any], load: M
     if not parts:
         cost = number(numbers["cost"]["break_even_tokens_per_round"])
         parts.append(f"cheaper rounds: they cost {cost} plain steps, which no acceptance at this length is worth")
-    paying = [row["batch"] for row in (load or {"by_batch": ()})["by_batch"] if row["decision"] == "on"]
-    parts += [f"batches of {', '.join(map(str, paying))}, where something was measured to pay"] if paying else []
-    return "; ".join(parts)
+    return "; ".join([*parts, *_paying(best["contender"], load)])
+
+
+def _paying(contender: str, load: Mapping[str, Any] | None) -> list[str]:
+    """Larger batches that are on, each with whom it is on for. Batches of 1 are what the verdict itself is about."""
+    rows = [row for row in (load or {"by_batch": ()})["by_batch"] if row["decision"] == "on" and row["batch"] > 1]
+    batches: dict[str, list[str]] = {}
+    for row in rows:
+        batches.setdefault(row["contender"], []).append(str(row["batch"]))
+    return [
+        f"batches of {', '.join(sizes)}, where {'it' if name == contender else name} was measured to pay"
+        for name, sizes in batches.items()
+    ]
 
 
 def _edges(k: int | None, numbers: Mapping[str, Any], on: bool) -> list[str]:

@@ -1,10 +1,12 @@
-"""What a measurement found, in a few lines for a terminal: the verdict and a small table for each sampler."""
+"""What a measurement found, in a few lines for a terminal: the verdict and a small table for each sampler, and whether
+the clock was steady."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any
 
+from spectrain.evaluation.steadiness import unsteady
 from spectrain.evaluation.trained import fastest_trained
 from spectrain.evaluation.view import changed
 from spectrain.evaluation.wording import drafter_sentence, headline, interval, percent, sentence
@@ -15,7 +17,8 @@ HEADS = ("contender", "tokens per round τ", "decode speedup")
 def told(document: Mapping[str, Any]) -> str:
     """The text of an acceptance document."""
     confidence = percent(document["statistics"]["confidence"])
-    return "\n\n".join(_sampler(document, block, confidence) for block in document["samplers"])
+    samplers = [_sampler(document, block, confidence) for block in document["samplers"]]
+    return "\n\n".join([*samplers, *unsteady(document)])
 
 
 def _sampler(document: Mapping[str, Any], block: Mapping[str, Any], confidence: str) -> str:

@@ -6,13 +6,14 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from spectrain.evaluation.cautions import cautions
 from spectrain.evaluation.faults import departures
 from spectrain.evaluation.glossary import DEFINITIONS
 from spectrain.evaluation.learning import learning_curves, without_curve
 from spectrain.evaluation.leaves import EVERYTHING
+from spectrain.evaluation.steadiness import batches_of_one
 from spectrain.evaluation.trained import fastest_trained
 from spectrain.evaluation.wording import (
-    cautions,
     change_sentence,
     drafter_sentence,
     drift_sentence,
@@ -40,6 +41,7 @@ def report_view(document: Mapping[str, Any]) -> dict[str, Any]:
         "samplers": [_sampler_view(block, confidence, document) for block in document["samplers"]],
         "confidence": confidence,
         "cautions": cautions(document),
+        "batches_of_one": batches_of_one(document),
         "not_measured": not_measured(document),
         "settings": _settings(document["context"]),
         "drift": [(name, drift_sentence(name, d), d) for name, d in (document.get("drift") or {}).items()],

@@ -1,4 +1,4 @@
-"""What the report says in words: the verdict as a sentence, what to beware of, how numbers look.
+"""What the report says in words: the verdict as a sentence, how numbers look.
 
 A missing number is a dash.
 """
@@ -8,18 +8,10 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
-from spectrain.evaluation.faults import departures, not_exact
 from spectrain.evaluation.leaves import EVERYTHING, PLAIN
 
 DASH = "–"
 CHANGED = "the bundle's own, changed target"
-CHOSE_THE_STEP = {
-    True: "The held-out conversations also chose the training step, which flatters the trained drafter slightly; "
-    "measure on conversations that no choice has seen to be rid of it.",
-    None: "Whether the held-out conversations also chose the training step cannot be told: the bundle's manifest lacks "
-    "data_digests.heldout_asked, as those of earlier versions do. Measure on others, or train again.",
-    False: "",
-}
 
 
 def number(value: float | None, digits: int = 2) -> str:
@@ -32,8 +24,23 @@ def interval(value: Mapping[str, Any] | None, digits: int = 2, key: str = "value
         return DASH
     if value["low"] is None:
         return number(value[key], digits)
-    low, high = number(value["low"], digits), number(value["high"], digits)
-    return f"{number(value[key], digits)} ({low}–{high})"
+    found, low, high = beside_one(value[key], value["low"], value["high"], digits)
+    return f"{found} ({low}–{high})"
+
+
+def beside_one(value: float, low: float, high: float, digits: int = 2) -> tuple[str, str, str]:
+    """An estimate and its bounds; a bound that would look like 1 and is not has as many decimals as tell, and so has
+    an estimate that would look to lie beyond it."""
+    bounds = [_off_one(bound, digits) for bound in (low, high)]
+    finer = any(text != number(bound, digits) for text, bound in zip(bounds, (low, high), strict=True))
+    return (_off_one(value, digits) if finer else number(value, digits)), bounds[0], bounds[1]
+
+
+def _off_one(value: float, digits: int) -> str:
+    """A number that is not 1 to a millionth never looks like 1: whether a bound lies above 1 decides a verdict."""
+    if abs(value - 1) > 1e-6:
+        digits = next((more for more in range(digits, 7) if float(f"{value:.{more}f}") != 1), 7)
+    return number(value, digits)
 
 
 def rate(row: Mapping[str, Any]) -> str:
@@ -99,12 +106,14 @@ def sentence(verdict: Mapping[str, Any], confidence: str, *, changed: bool = Fal
     if best is None:
         return f"Plain decoding it is: {verdict['reason']}."
     speedup, total = best["decode_speedup"], number(best["total_speedup"]["value"])
+    gained = number(speedup["value"])
     tokens = number(best["tokens_per_round"]["value"])
     bounds, whose = "no interval", f" of {CHANGED}" if changed else ""
     if speedup["low"] is not None:
-        bounds = f"{confidence} interval {number(speedup['low'])} to {number(speedup['high'])}"
+        gained, low, high = beside_one(speedup["value"], speedup["low"], speedup["high"])
+        bounds = f"{confidence} interval {low} to {high}"
     gain = (
-        f"{best['contender']} decodes {number(speedup['value'])} times as fast as plain decoding{whose} ({bounds}; "
+        f"{best['contender']} decodes {gained} times as fast as plain decoding{whose} ({bounds}; "
         f"{total} with prefill), committing {tokens} tokens per round"
     )
     if verdict["decision"] == "on":
@@ -198,42 +207,6 @@ def law_test_sentence(tests: Sequence[Mapping[str, Any]] | None) -> str:
         whose = "as a lossy rule does" if t["lossy"] else "which an exact rule does not: this is a fault"
         parts.append(f"{t['contender']} has another law (adjusted p {p_value(t['adjusted_p_value'])}), {whose}.")
     return " ".join(parts)
-
-
-def cautions(document: Mapping[str, Any]) -> list[str]:
-    """What a reader should hold against the numbers."""
-    context, statistics = document["context"], document["statistics"]
-    told = fault_sentence(document["samplers"]), CHOSE_THE_STEP[context["traffic"]["chose_the_step"]]
-    found = list(filter(None, told))
-    if left_out := context.get("dropped"):
-        named = ", ".join(f"{count} {reason.replace('_', ' ')}" for reason, count in left_out.items())
-        found.append(
-            f"Left out: {plural(sum(left_out.values()), 'row')} of the traffic that could not be used ({named}); the "
-            "numbers are of the others."
-        )
-    if (stopped := context.get("stopped_early")) is not None:
-        found.append(
-            f"Stopped early, by the rule {stopped['rule']}: the interval's half-width is {stopped['half_width']:.3g}, "
-            f"{stopped['asked']:.3g} was asked for."
-        )
-    if (tried := statistics["comparisons"]) > 1:
-        found.append(
-            f"The verdict picks the fastest of {tried} contenders, which flatters it; it therefore rests on an "
-            f"interval of {percent(statistics['adjusted_confidence'], 1)} (Bonferroni)."
-        )
-    return found
-
-
-def fault_sentence(samplers: Sequence[Mapping[str, Any]]) -> str:
-    """That decoding was found not to be exact, where it was."""
-    faulty = departures(samplers)
-    if not faulty:
-        return ""
-    reason = not_exact(faulty)
-    return (
-        f"A check of the output failed, {reason}: that is a fault of decoding. Until it is mended no contender is "
-        "recommended, at any temperature or batch size, however fast it was."
-    )
 
 
 def not_measured(document: Mapping[str, Any]) -> list[str]:

@@ -9,12 +9,13 @@ from typing import Any
 
 from huggingface_hub import ModelCard, ModelCardData
 
+from spectrain.evaluation.cautions import CHOSE_THE_STEP
 from spectrain.evaluation.faults import departures
 from spectrain.evaluation.leaves import LOSSY, PLAIN
 from spectrain.evaluation.report import PICTURE, template_environment
+from spectrain.evaluation.steadiness import unsteady
 from spectrain.evaluation.training_cost import training_cost
 from spectrain.evaluation.wording import (
-    CHOSE_THE_STEP,
     drift_sentence,
     headline,
     kind_sentence,
@@ -73,6 +74,7 @@ def _view(repo: str, bundle: Path, manifest: Manifest, document: Mapping[str, An
         "picture": PICTURE,
         "traffic": context["traffic"],
         "chosen": CHOSE_THE_STEP[context["traffic"]["chose_the_step"]],
+        "unsteady": unsteady(document),
         "device": context["device"],
         "confidence": confidence,
         "report_file": REPORT_FILE,

@@ -36,7 +36,7 @@ def complete(document: dict[str, Any]) -> dict[str, Any]:
         {"drafter": d, "kind": "everything", "coverage": interval(0.97, 0.01), "tokens": 4100} for d in drafters
     ]
     _fill(document, "draft_vocabulary", coverage)
-    _fill(document, "load", _load(chains))
+    _fill(document, "load", _load(chains, document["samplers"][0]["verdict"]["overall"]))
     document.setdefault("cost_model", {})
     for key, value in _cost_model(document["samplers"]).items():
         _fill(document["cost_model"], key, value)
@@ -135,7 +135,7 @@ def _calibration(drafter: str, depth: int) -> dict[str, Any]:
             "ece": 0.051, "mean_confidence": 0.64, "hit_rate": 0.69, "bins": bins}  # fmt: skip
 
 
-def _load(chains: list[dict[str, Any]]) -> dict[str, Any]:
+def _load(chains: list[dict[str, Any]], single: dict[str, Any]) -> dict[str, Any]:
     batches, rows = [1, 2, 4, 8, 16], []
     for number, chain in enumerate([None, *chains]):
         for place, batch in enumerate(batches):
@@ -164,6 +164,7 @@ def _load(chains: list[dict[str, Any]]) -> dict[str, Any]:
                  "contender": chains[0]["contender"] if b < 8 else None,
                  "k": chains[0]["k"] if b < 8 else 0, "reason": "the interval lies above 1", "comparisons": 3,
                  "speedup": interval(1.5), "adjusted": interval(1.5, 0.05)} for b in batches]  # fmt: skip
+    verdicts[0] |= {key: single[key] for key in ("decision", "contender", "k", "reason")}
     return {"sampler": "greedy (T=0)", "groups": 8, "repeats": 5, "max_new_tokens": 64, "prompt_tokens": 80.0,
             "context_tokens": [256, 1024], "batches": batches, "verification": costs, "lines": [], "drafting": [],
             "rows": rows, "crossovers": crossovers, "by_batch": verdicts,

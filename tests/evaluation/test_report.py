@@ -21,7 +21,7 @@ from spectrain.evaluation.load_plots import load_plots
 from spectrain.evaluation.plots import cost_plot, sampler_plots
 from spectrain.evaluation.summary import summarise
 from spectrain.evaluation.svg import INK
-from spectrain.evaluation.wording import kind_sentence, law_test_sentence
+from spectrain.evaluation.wording import interval, kind_sentence, law_test_sentence
 from spectrain.files import write_json
 
 NASTY = '<script>alert("$x$")</script>|&\n#'
@@ -187,6 +187,36 @@ def test_a_probability_is_never_said_to_be_at_least_one(p, shown):
     assert f"(adjusted p {shown}" in law_test_sentence([test])
 
 
+@pytest.mark.parametrize(
+    ("value", "low", "high", "shown"),
+    [
+        (1.44, 1.0031, 1.764, "1.44 (1.003–1.76)"),
+        (0.9, 0.7, 0.99996, "0.90 (0.70–0.99996)"),
+        (1.0041, 1.0022, 1.3, "1.004 (1.002–1.30)"),
+        (1.0, 1.0, 1.0, "1.00 (1.00–1.00)"),
+        (1.2, 1 + 1e-12, 1.4, "1.20 (1.00–1.40)"),
+        (1.5, 1.006, 2.0, "1.50 (1.01–2.00)"),
+    ],
+)
+def test_a_bound_beside_one_tells_on_which_side_it_lies(value, low, high, shown):
+    assert interval({"value": value, "low": low, "high": high}) == shown
+
+
+def test_rows_of_tables_are_whole_pixels_so_that_lines_of_the_fixed_column_do_not_break_off(page):
+    """Browsers round the place of what sticks by itself; what is a sixteenth of a rem is a pixel."""
+    rules = re.findall(r"(?:[{}]\s*)(?:table|th, td|td \.badge|th \.note) \{([^}]*)(?=\})", page)
+    heights = [
+        size
+        for rule in rules
+        for name, sizes in re.findall(r"(line-height|padding-block|padding): ([^;]*);", rule)
+        for size in (sizes.split()[::2] if name == "padding" else sizes.split())
+    ]
+    assert len(heights) >= 8
+    for height in heights:
+        assert height.endswith("rem")
+        assert (16 * float(height.removesuffix("rem"))).is_integer(), height
+
+
 def test_missing_and_unreadable_files_are_named(tmp_path):
     with pytest.raises(SpectrainError, match=r"none\.json"):
         report.render_report(tmp_path / "none.json", tmp_path)
@@ -240,7 +270,8 @@ def test_the_report_computes_nothing():
     allowed = {"spectrain.errors", "spectrain.files"}
     names = {"acceptance_plots", "axes", "csv_tables", "document", "faults", "glossary", "kinds", "learning", "leaves",
              "load_plots", "picture", "plots", "profile", "report", "side_by_side", "svg", "view", "wording",
-             "consistency", "contradictions", "load_checks", "shape", "sums", "trained"}  # fmt: skip
+             "cautions", "consistency", "contradictions", "load_checks", "shape", "steadiness", "sums",
+             "trained"}  # fmt: skip
     own = {f"spectrain.evaluation.{name}" for name in names}
     folder = Path(report.__file__).parent
     for name in names:

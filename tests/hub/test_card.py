@@ -96,6 +96,14 @@ def test_traffic_that_also_chose_the_step_is_said_to_have(request_of, bundle, ch
     assert ("The held-out conversations also chose the training step" in render_markdown(document)) is chose
 
 
+def test_a_clock_that_was_disturbed_is_said_to_have_been(request_of, monkeypatch):
+    cautions = ["Hard to believe: x.", "Batches of 1 disagree."]
+    monkeypatch.setattr("spectrain.hub.card.unsteady", lambda document: cautions)
+    card = gather(request_of()).card
+    assert "\n\n".join(cautions) in card
+    assert "\n\n\n" not in card
+
+
 def test_notes_bring_metadata_and_end_the_card(request_of, tmp_path):
     notes = tmp_path / "notes.md"
     notes.write_text("---\nlanguage: [en]\ntags: [desk, vllm]\nlicense: mit\n---\n\n## Thanks\n\nto all\n")
