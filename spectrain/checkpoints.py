@@ -8,7 +8,9 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from collections.abc import Callable, Collection, Mapping
+import sys
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -60,20 +62,40 @@ class Checkpoints:
         """Their steps, ascending."""
         return [_step(path) for path in self.all()]
 
+    def latest(self) -> Progress:
+        """Where the run goes on from: its latest checkpoint, or the start."""
+        found = self.all()
+        if not found:
+            return Progress()
+        progress = read_progress(found[-1])
+        return Progress(progress["step"], progress["seconds"], Selection(**progress.get("selection", {})))
+
+    @contextmanager
+    def telling_when_stopped(self, step: Callable[[], int], total: int, every: int) -> Iterator[None]:
+        """On Ctrl-C the main process says after which ``step`` of ``total`` it came, and what the same command goes on
+        from. Nothing is written then: it may have come in the middle of a step."""
+        try:
+            yield
+        except KeyboardInterrupt:
+            found = self.all()
+            if self.accelerator.is_main_process:
+                then = f"goes on from {found[-1].name}" if found else "trains from the start, for there is none yet"
+                print(f"stopped after step {step()} of {total}; a checkpoint is written every {every} steps "
+                      f"(training.checkpoint_every): the same command {then}", file=sys.stderr, flush=True)  # fmt: skip
+            raise
+
     def resume(self) -> Progress:
         """Load the latest checkpoint, if there is one."""
         if self.accelerator.is_main_process:
             for left in self.folder.glob(".step-*"):  # by a process that was killed
                 shutil.rmtree(left)
-        found = self.all()
-        if not found:
+        if not self.all():
             return Progress()
         check_run(self.folder, self.run)
-        progress = read_progress(found[-1])
-        self.load(progress["step"])
-        selection = Selection(**progress.get("selection", {}))
-        self._name_best(selection)
-        return Progress(progress["step"], progress["seconds"], selection)
+        progress = self.latest()
+        self.load(progress.step)
+        self._name_best(progress.selection)
+        return progress
 
     def load(self, step: int) -> None:
         """Weights, optimizer and random state as they were at a step's checkpoint, on all processes."""

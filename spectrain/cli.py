@@ -172,7 +172,10 @@ def guarded(command: Callable[..., int | None], arguments: Sequence[str], name: 
         return 2
     except KeyboardInterrupt:
         resumed = command in (prepare, train, run, evaluate, compare, ablation)
-        print("interrupted" + ("; the same command goes on from here" if resumed else ""), file=sys.stderr)
+        print(
+            "interrupted" + ("; the same command keeps what is finished and does the rest" if resumed else ""),
+            file=sys.stderr,
+        )
         return 130
     except Exception as error:
         if isinstance(error, BrokenPipeError) and _left_unread():
@@ -209,7 +212,7 @@ def _refused_by_system(error: Exception) -> str | None:
         why = error.strerror if isinstance(error, OSError) and error.strerror else words
         found = ": ".join([why, *filter(None, where)])
         mend = "free some disk space" if full else "raise the limit on the size of files (ulimit -f unlimited)"
-        return f"writing failed ({found}); {mend}: the same command goes on from here"
+        return f"writing failed ({found}); {mend}, and give the same command again"
     if isinstance(error, OSError):
         return f"{error.filename}: {error.strerror}" if error.strerror and error.filename else str(error)
     return None

@@ -24,6 +24,7 @@ from spectrain.schedule import Curriculum
 from spectrain.workload import COUNTS_FILE, Workload, local_tokenizer, usable_traffic, workload
 
 UTILISATION = 0.4  # what `spectrain estimate` assumes unless told
+EXACTLY = "exactly"
 
 
 def dry_run(path: Path, overrides: Sequence[str], *, tflops: float | None = None,
@@ -45,6 +46,9 @@ def dry_run(path: Path, overrides: Sequence[str], *, tflops: float | None = None
         raise SpectrainError(f"--dry-run: {error}; these are options of spectrain estimate") from error
     lengths = row_lengths(recipe, work)
     exact = None if lengths is None else Curriculum(lengths, recipe.training, processes).total_steps()
+    done = steps_done(recipe)
+    if exact is not None and done >= exact:
+        return "\n".join([*head(recipe, work, exact, EXACTLY, done), "training is done: nothing is left to estimate"])
 
     def speed() -> Rates:
         if tflops is None or bandwidth is None:
@@ -54,21 +58,27 @@ def dry_run(path: Path, overrides: Sequence[str], *, tflops: float | None = None
     document = counting.estimate(recipe, target, work, speed, processes)
     steps, how = document["time"]["steps"], "about, since the rows are not known yet"
     if exact is not None:
-        steps, how = exact, "exactly"
+        steps, how = exact, EXACTLY
         document["time"]["steps"] = steps
         document["assumptions"].remove(counting.PADDING)
         document["assumptions"].append("padding is not counted: real steps take somewhat longer")
-    done = steps_done(recipe)
     lines = [
-        "dry run: nothing is started, fetched or written",
-        f"rows: {work.train.rows:,} to train on, {work.heldout.rows:,} held out; tokens {work.source}",
-        f"optimizer steps: {steps:,} ({how}), {done:,} of them done; a validation every "
-        f"{recipe.training.validate_every}, a checkpoint every {recipe.training.checkpoint_every}",
+        *head(recipe, work, steps, how, done),
         f"memory of a process in training: {size(document['memory']['training']['peak'])}",
         f"time of everything from the start: {duration(document['time']['total'])}",
     ]
     notes = [f"note: {note}" for note in few_steps(recipe, steps)]
     return "\n".join([*lines, *notes, "", table(document)])
+
+
+def head(recipe: Recipe, work: Workload, steps: int, how: str, done: int) -> list[str]:
+    """What is known without a device's speed; ``how`` well, of the steps."""
+    return [
+        "dry run: nothing is started, fetched or written",
+        f"rows: {work.train.rows:,} to train on, {work.heldout.rows:,} held out; tokens {work.source}",
+        f"optimizer steps: {steps:,} ({how}), {done:,} of them done; a validation every "
+        f"{recipe.training.validate_every}, a checkpoint every {recipe.training.checkpoint_every}",
+    ]
 
 
 def row_lengths(recipe: Recipe, work: Workload) -> Sequence[int] | None:

@@ -37,6 +37,7 @@ from spectrain.files import atomic_folder, holds, json_digest, write_json
 from spectrain.foresight import few_heldout, few_steps, other_sampler
 from spectrain.interop import WEIGHTS_FILE
 from spectrain.manifest import read_manifest
+from spectrain.occupied import working_in
 from spectrain.on_policy import training_prompts
 from spectrain.places import check_writable
 from spectrain.regenerate import regenerate
@@ -137,7 +138,7 @@ class Run:
 
         ``check`` sees the training rows and their features' key before any are extracted, and may refuse them.
         """
-        with processes().main_process_first(), offering_to_drop():
+        with working_in(self.recipe.prepared_data), processes().main_process_first(), offering_to_drop():
             return self._prepare(check)
 
     def _prepare(self, check: RowCheck) -> Prepared:
@@ -192,6 +193,10 @@ class Run:
 
     def train(self) -> Path:
         """Train the drafter and leave its bundle; a finished run is not repeated, an interrupted one goes on."""
+        with working_in(preflight.training_folder(self.recipe)):
+            return self._train()
+
+    def _train(self) -> Path:
         preflight.check_training(self.recipe)
         self.conversations()  # what is wrong with them is told before the target is loaded
         preflight.check_device(self.target.device, processes().device)
@@ -221,7 +226,7 @@ class Run:
                           folder=folder, save_bundle=save, settings=recipe, origin=origin,
                           prompts=training_prompts(self.recipe.training.on_policy, self.target, prepared.train,
                                                    self.recipe.data.max_length))  # fmt: skip
-        self.note(few_steps(self.recipe, trainer.total_steps))
+        self.note([] if trainer.finished else few_steps(self.recipe, trainer.total_steps))
         trainer.run()
         with whole(drafter):
             chosen = trainer.checkpoints.at(trainer.chosen) / "bundle"

@@ -115,7 +115,11 @@ class Trainer:
         started = time.perf_counter() - progress.seconds
         last: dict[str, Any] = {}
         quiet = not self.accelerator.is_main_process
-        with tqdm(total=self.total_steps, initial=done, desc="train", unit="step", disable=quiet) as bar:
+        every = self.config.checkpoint_every
+        with (
+            self.checkpoints.telling_when_stopped(lambda: bar.n, self.total_steps, every),
+            tqdm(total=self.total_steps, initial=done, desc="train", unit="step", disable=quiet) as bar,
+        ):
             for planned in self.curriculum.steps(done):
                 if self.selection.exhausted(self.config.patience):
                     break
@@ -131,6 +135,12 @@ class Trainer:
         self.drafter.set_progress(self.chosen, self.total_steps)
         self.tracking.finish(self.folder / "training.png", self.chosen)
         return last
+
+    @property
+    def finished(self) -> bool:
+        """Whether no step is left, by the latest checkpoint."""
+        progress = self.checkpoints.latest()
+        return progress.step >= self.total_steps or progress.selection.exhausted(self.config.patience)
 
     @property
     def choice(self) -> str:

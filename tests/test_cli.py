@@ -537,13 +537,13 @@ def test_bundles_that_cannot_be_compared_are_named(compare, fails, bundle, chat_
     assert not (tmp_path / "out").exists()
 
 
-def test_an_interrupted_comparison_says_that_the_same_command_goes_on(compare, monkeypatch, capsys):
+def test_an_interrupted_comparison_says_what_the_same_command_does(compare, monkeypatch, capsys):
     def stopped(*arguments, **keywords):
         raise KeyboardInterrupt
 
     monkeypatch.setattr(acceptance, "generate_plain", stopped)
     assert cli.guarded(cli.compare, compare(), "x") == 130
-    assert "the same command goes on from here" in capsys.readouterr().err
+    assert "the same command keeps what is finished and does the rest" in capsys.readouterr().err
 
 
 # --- exactness ----------------------------------------------------------------------------------------------------
@@ -708,7 +708,7 @@ def test_a_full_disk_is_one_message(fails, recipe, monkeypatch, tmp_path, failur
         context.setattr(checkpoints, "write_json", second_fails)
         found = fails(cli.train, recipe, code=1)
     assert "writing failed" in found
-    assert "free some disk space: the same command goes on from here" in found
+    assert "free some disk space, and give the same command again" in found
     folder = tmp_path / "run" / "training" / "checkpoints"
     assert [path.name for path in folder.iterdir()] == ["step-000002"]
     assert cli.guarded(cli.train, [str(recipe)], "x") == 0
@@ -764,7 +764,7 @@ def test_a_fault_of_our_own_keeps_its_traceback():
         cli.guarded(command, [], "x")
 
 
-def test_an_interruption_says_that_the_same_command_goes_on(capsys, evaluate, monkeypatch):
+def test_an_interruption_says_what_the_same_command_does(capsys, evaluate, monkeypatch):
     real, calls = acceptance.generate_plain, []
 
     def third_fails(*arguments, **keywords):
@@ -776,7 +776,7 @@ def test_an_interruption_says_that_the_same_command_goes_on(capsys, evaluate, mo
     with monkeypatch.context() as context:
         context.setattr(acceptance, "generate_plain", third_fails)
         assert cli.guarded(cli.evaluate, list(map(str, evaluate())), "x") == 130
-    assert "the same command goes on from here" in capsys.readouterr().err
+    assert "the same command keeps what is finished and does the rest" in capsys.readouterr().err
     assert cli.guarded(cli.evaluate, list(map(str, evaluate())), "x") == 0
 
 

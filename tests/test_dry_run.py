@@ -8,6 +8,7 @@ import shutil
 from pathlib import Path
 
 import pytest
+import torch
 
 from spectrain import cli
 from spectrain import rates as device_rates
@@ -39,13 +40,37 @@ def test_before_anything_is_prepared_steps_are_about(make_recipe, tmp_path, caps
     assert "time of everything from the start:" in said
 
 
-def test_after_a_run_they_are_exact_and_done(finished_run, make_recipe, tmp_path, capsys):
+def test_after_a_run_they_are_exact_and_done_and_nothing_is_measured(
+    finished_run, make_recipe, tmp_path, capsys, monkeypatch
+):
     recipe = make_recipe(tmp_path)
     shutil.copytree(finished_run / "run", tmp_path / "run")
     before = files(tmp_path)
     steps = json.loads((tmp_path / "run/training/metrics.jsonl").read_text().splitlines()[-1])["step"]
-    assert f"optimizer steps: {steps} (exactly), {steps} of them done" in plan(capsys, recipe)
+    for name in ("measure_flops", "measure_bandwidth"):
+        monkeypatch.setattr(device_rates, name, lambda *_: pytest.fail("nothing is left that takes time"))
+    said = plan(capsys, recipe)
+    assert f"optimizer steps: {steps} (exactly), {steps} of them done" in said
+    assert said.endswith("training is done: nothing is left to estimate\n")
+    assert "note:" not in said
     assert files(tmp_path) == before
+
+
+@pytest.mark.parametrize(
+    ("call", "calls", "rate"), [(0.1, 1 + 5, 10), (4, 1 + 2, 0.25), (6, 1 + 1, 1 / 6), (30, 1, 1 / 30)]
+)
+def test_measuring_has_an_end_on_a_machine_that_is_slow(monkeypatch, call, calls, rate):
+    """The first call is to warm up, unless it has taken all the time there is."""
+    clock = [0.0]
+    monkeypatch.setattr(device_rates.time, "perf_counter", lambda: clock[0])
+    seen = []
+
+    def work() -> None:
+        seen.append(1)
+        clock[0] += call
+
+    assert device_rates._per_second(work, torch.device("cpu")) == pytest.approx(rate)
+    assert len(seen) == pytest.approx(calls, abs=call == 0.1)  # tenths do not add up exactly
 
 
 def test_every_process_counts_and_one_tells(make_recipe, tmp_path, capsys, monkeypatch):

@@ -75,6 +75,8 @@ def test_a_dry_run_and_a_training_tell_and_steps_are_exact_or_about(recipe, tmp_
     told = next(line for line in exact.splitlines() if "teach a drafter little" in line)
     Run(load_recipe(recipe, ["regenerate=null"])).train()
     assert told in capsys.readouterr().out.splitlines()
+    Run(load_recipe(recipe, ["regenerate=null"])).train()
+    assert "optimizer steps" not in capsys.readouterr().out  # it is over, and nothing can be changed about it
 
 
 # --- held out -----------------------------------------------------------------------------------------------------

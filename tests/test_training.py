@@ -249,6 +249,31 @@ def test_an_interrupted_run_ends_bit_equal_to_the_unbroken_one(lab, tmp_path, un
     assert {name: value for name, value in last.items() if name not in TIMES} == recorded[-1]
 
 
+@pytest.mark.parametrize(
+    ("stop", "told"),
+    [
+        (4, "stopped after step 3 of 24; a checkpoint is written every 6 steps (training.checkpoint_every): the same "
+            "command trains from the start, for there is none yet\n"),
+        (11, "stopped after step 10 of 24; a checkpoint is written every 6 steps (training.checkpoint_every): the same "
+             "command goes on from step-000006\n"),
+    ],
+)  # fmt: skip
+def test_one_that_is_stopped_tells_what_the_same_command_goes_on_from(lab, tmp_path, capsys, stop, told):
+    trainer = lab.trainer(tmp_path, epochs=3)
+    step = trainer._step
+
+    def stopped(batches: Any, number: int) -> Any:
+        if number == stop:
+            raise KeyboardInterrupt
+        return step(batches, number)
+
+    trainer._step = stopped
+    with pytest.raises(KeyboardInterrupt):
+        trainer.run()
+    assert capsys.readouterr().err.endswith(told)
+    assert lab.trainer(tmp_path, epochs=3).checkpoints.latest().step == (6 if stop > 6 else 0)
+
+
 def test_an_interrupted_checkpoint_leaves_none_and_the_one_before(lab, tmp_path, unbroken):
     trainer = lab.trainer(tmp_path, epochs=3)
     save = trainer.save_bundle

@@ -32,6 +32,7 @@ from spectrain.evaluation.workbench import LIBRARIES, device_name, shown_name
 from spectrain.files import json_digest, write_json
 from spectrain.interop import WEIGHTS_FILE
 from spectrain.manifest import chose_the_step, read_manifest
+from spectrain.occupied import working_in
 from spectrain.shapes import check_shape
 from spectrain.target import Target
 
@@ -119,35 +120,36 @@ def _evaluate(entrants: Mapping[str, Entrant], target: Target, conversations: Se
     entries = contenders(drafters, config.k, config.trees, config.verification, leave_out=True, measured=measured,
                          targets=targets)  # fmt: skip
     check_load(target, entries, conversations, config, raw, identity)
-    found = measure(target, entries, conversations, config, raw, identity, progress=progress)
-    path = output / REPORT_FILE
-    if not processes().is_main_process:
+    with working_in(raw):
+        found = measure(target, entries, conversations, config, raw, identity, progress=progress)
+        path = output / REPORT_FILE
+        if not processes().is_main_process:
+            return path
+        chosen = in_order(conversations, config)[: found.count]
+        context = about | _context(target, config, found, traffic, chosen)
+        context["target"] |= _origin(target, entrants.values())
+        given = conversations_digest(conversations)
+        context["traffic"]["chose_the_step"] = chose_the_step((e.manifest for e in entrants.values()), given)
+        context["memory"] = {
+            "target": weight_bytes(target.model),
+            "drafters": {name: weight_bytes(drafter) for name, drafter in drafters.items()},
+        }
+        if config.load is not None:
+            context["load"] = load_block(target, entries, conversations, config, raw, identity, progress=progress)
+            context["request_rates"] = list(config.load.request_rates)
+        context |= {"left_out": [asdict(draft) for draft in left_out]} if left_out else {}
+        forced, calibration = TeacherForced(), Calibration()
+        groups = gather(seen(found.samples(), forced.add, calibration.add))
+        context["teacher_forced"] = forced.rows()
+        context |= {"calibration": calibration.rows(), "draft_vocabulary": calibration.vocabulary_rows()}
+        context["drift"] = {
+            name: drift(name, entrant.original, entrant.target, chosen, config.max_new_tokens, raw / DRIFT_FILE)
+            for name, entrant in entrants.items()
+            if entrant.original is not None
+        }
+        write_json(path, document_of(groups, context=context))
+        render_report(path, output)
         return path
-    chosen = in_order(conversations, config)[: found.count]
-    context = about | _context(target, config, found, traffic, chosen)
-    context["target"] |= _origin(target, entrants.values())
-    given = conversations_digest(conversations)
-    context["traffic"]["chose_the_step"] = chose_the_step((e.manifest for e in entrants.values()), given)
-    context["memory"] = {
-        "target": weight_bytes(target.model),
-        "drafters": {name: weight_bytes(drafter) for name, drafter in drafters.items()},
-    }
-    if config.load is not None:
-        context["load"] = load_block(target, entries, conversations, config, raw, identity, progress=progress)
-        context["request_rates"] = list(config.load.request_rates)
-    context |= {"left_out": [asdict(draft) for draft in left_out]} if left_out else {}
-    forced, calibration = TeacherForced(), Calibration()
-    groups = gather(seen(found.samples(), forced.add, calibration.add))
-    context["teacher_forced"] = forced.rows()
-    context |= {"calibration": calibration.rows(), "draft_vocabulary": calibration.vocabulary_rows()}
-    context["drift"] = {
-        name: drift(name, entrant.original, entrant.target, chosen, config.max_new_tokens, raw / DRIFT_FILE)
-        for name, entrant in entrants.items()
-        if entrant.original is not None
-    }
-    write_json(path, document_of(groups, context=context))
-    render_report(path, output)
-    return path
 
 
 def _origin(target: Target, entrants: Iterable[Entrant]) -> dict[str, Any]:
