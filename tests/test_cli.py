@@ -722,7 +722,7 @@ def test_a_full_disk_is_one_message(fails, recipe, monkeypatch, tmp_path, failur
         (
             OSError(errno.EFBIG, "File too large", "/d/.x.partial"),
             "error: writing failed (File too large: /d/.x.partial); "
-            "raise the limit on the size of files (ulimit -f unlimited): the same command goes on from here",
+            "raise the limit on the size of files (ulimit -f unlimited), and give the same command again",
         ),
         (OSError("the Hub says no"), "error: the Hub says no"),
     ],
