@@ -20,7 +20,7 @@ from spectrain.drafters.ngram import NgramConfig, NgramDrafter
 from spectrain.drafters.ranks import RANKS_FILE
 from spectrain.errors import SpectrainError
 from spectrain.evaluation.acceptance import choose
-from spectrain.evaluation.bundles import compare_bundles, evaluate_bundle, parse_baselines
+from spectrain.evaluation.bundles import Asked, compare_bundles, evaluate_bundle, parse_baselines
 from spectrain.evaluation.entrants import resolve_bundles, shared_target
 from spectrain.evaluation.exactness import ExactnessConfig, render
 from spectrain.evaluation.exactness import compare as compare_outputs
@@ -50,9 +50,9 @@ def evaluate(options: argparse.Namespace) -> Path:
         folder = resolve_bundle(options.bundle)
         target = _target(options, folder)
         conversations = _answerable(conversations, target, config.max_new_tokens, dropped)
-        return evaluate_bundle(folder, target, conversations, config, Path(options.output),
-                               traffic=_traffic(options), baselines=(NgramConfig(),),
-                               original=_original(options, folder, target), dropped=_counted(dropped))  # fmt: skip
+        asked = Asked(conversations, config, Path(options.output), _traffic(options), (NgramConfig(),),
+                      _counted(dropped))  # fmt: skip
+        return evaluate_bundle(folder, target, asked, _original(options, folder, target))
 
 
 def compare(options: argparse.Namespace) -> Path:
@@ -63,8 +63,8 @@ def compare(options: argparse.Namespace) -> Path:
         folders = resolve_bundles(options.bundles)
         target = _shared_target(options, folders)
         conversations = _answerable(conversations, target, config.max_new_tokens, dropped)
-        return compare_bundles(folders, target, conversations, config, Path(options.output),
-                               traffic=_traffic(options), baselines=baselines, dropped=_counted(dropped))  # fmt: skip
+        asked = Asked(conversations, config, Path(options.output), _traffic(options), baselines, _counted(dropped))
+        return compare_bundles(folders, target, asked)
 
 
 def _chats(options: argparse.Namespace) -> tuple[list[Conversation], Dropped | None]:

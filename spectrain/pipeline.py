@@ -32,7 +32,7 @@ from spectrain.drafters import TrainableDrafter, family_of
 from spectrain.drafters.ranks import RANKS_FILE, measure_ranks
 from spectrain.errors import SpectrainError
 from spectrain.evaluation.acceptance import AcceptanceConfig
-from spectrain.evaluation.bundles import evaluate_bundle
+from spectrain.evaluation.bundles import Asked, evaluate_bundle
 from spectrain.files import atomic_folder, holds, json_digest, write_json
 from spectrain.foresight import few_heldout, few_steps, other_sampler
 from spectrain.interop import WEIGHTS_FILE
@@ -284,12 +284,10 @@ class Run:
         _, heldout = self.conversations()
         if not self.bundle.is_dir():
             raise SpectrainError(f"there is no bundle at {self.bundle} yet; train first")
-        path = evaluate_bundle(
-            self.bundle, self.target, heldout, config or self.recipe.evaluation, output or self.folder,
-            traffic=", ".join(Path(p).name for p in self.recipe.data.heldout) or "held-out share of the training files",
-            baselines=self.recipe.baselines, dropped=self._traffic.dropped["heldout"].by_reason(),
-            progress=self.progress,
-        )  # fmt: skip
+        names = ", ".join(Path(p).name for p in self.recipe.data.heldout) or "held-out share of the training files"
+        asked = Asked(heldout, config or self.recipe.evaluation, output or self.folder, names, self.recipe.baselines,
+                      self._traffic.dropped["heldout"].by_reason(), self.progress)  # fmt: skip
+        path = evaluate_bundle(self.bundle, self.target, asked)
         if processes().is_main_process:
             write_json(self.bundle / REPORT_FILE, json.loads(path.read_text(encoding="utf-8")))
         return path

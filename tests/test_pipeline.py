@@ -501,7 +501,7 @@ def test_a_hub_cache_is_not_written_to(again, tmp_path, chat_target):
     _, heldout = run.conversations()
     settings = config.AcceptanceConfig(k=(1,), max_new_tokens=2, conversations=1)
     path = pipeline.evaluate_bundle(
-        snapshot, chat_target, heldout, settings, tmp_path / "report", traffic="t", progress=False
+        snapshot, chat_target, pipeline.Asked(heldout, settings, tmp_path / "report", traffic="t", progress=False)
     )
     assert path.is_file()
     assert not (snapshot / "acceptance.json").exists()

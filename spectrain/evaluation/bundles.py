@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass, field
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -37,31 +37,39 @@ from spectrain.shapes import check_shape
 from spectrain.target import Target
 
 
-def evaluate_bundle(bundle: Path, target: Target, conversations: Sequence[Conversation], config: AcceptanceConfig,
-                    output: Path, *, traffic: str, baselines: Sequence[AnyDrafterConfig] = (),
-                    original: Target | None = None, dropped: Mapping[str, int] | None = None,
-                    progress: bool = True) -> Path:  # fmt: skip
+@dataclass(frozen=True)
+class Asked:
+    """On which chats something is measured, how, beside which drafters that need no training, and where it goes.
+
+    ``traffic`` names the chats for people; ``dropped``: unusable rows of theirs, by reason.
+    """
+
+    conversations: Sequence[Conversation]
+    config: AcceptanceConfig
+    output: Path
+    traffic: str
+    baselines: Sequence[AnyDrafterConfig] = ()
+    dropped: Mapping[str, int] = field(default_factory=dict)
+    progress: bool = True
+
+
+def evaluate_bundle(bundle: Path, target: Target, asked: Asked, original: Target | None = None) -> Path:
     """Measure a bundle beside plain decoding and baselines; the path of ``acceptance.json`` (reports beside it).
 
     ``target`` may be the one that the bundle's own was derived from: then its own is loaded and measured. Where it is
-    the bundle's own, ``original`` is what the drift is measured against. ``dropped``: unusable rows, by reason.
+    the bundle's own, ``original`` is what the drift is measured against.
     """
     entrant = load_entrant(bundle, target, original)
     manifest, drafter = entrant.manifest, entrant.drafter
     family = manifest.drafter["type"]
-    for tree in config.trees:  # what only a baseline could fill says nothing of the bundle
+    for tree in asked.config.trees:  # what only a baseline could fill says nothing of the bundle
         check_shape(filled(tree), deepest=drafter.deepest, columns=drafter.columns, trees=drafter.trees, name=family)
     identity = {"weights": manifest.target.weights_digest, "bundle": manifest.files[WEIGHTS_FILE]}
     named = {"name": family, "weights": manifest.files[WEIGHTS_FILE], **entrant.described()}
-    about = {"drafter": named, "dropped": dict(dropped or {})}
-    return _evaluate({family: entrant}, entrant.target, conversations, config, output, identity, about, traffic=traffic,
-                     baselines=baselines, progress=progress)  # fmt: skip
+    return _evaluate({family: entrant}, entrant.target, asked, identity, {"drafter": named})
 
 
-def compare_bundles(bundles: Mapping[str, Path], target: Target, conversations: Sequence[Conversation],
-                    config: AcceptanceConfig, output: Path, *, traffic: str,
-                    baselines: Sequence[AnyDrafterConfig] = (), dropped: Mapping[str, int] | None = None,
-                    progress: bool = True) -> Path:  # fmt: skip
+def compare_bundles(bundles: Mapping[str, Path], target: Target, asked: Asked) -> Path:
     """Measure several bundles of one target in one run; ``acceptance.json`` with a leaderboard (reports beside it).
 
     Those whose own target was derived from ``target`` are measured with their own, beside plain decoding of it.
@@ -85,10 +93,9 @@ def compare_bundles(bundles: Mapping[str, Path], target: Target, conversations: 
         }
         for name, entrant in entrants.items()
     }
-    facts |= {b.type: {**b.model_dump(mode="json"), "bytes": 0, "training": None} for b in baselines}
-    about = {"drafter": {"name": ", ".join(names)}, "drafters": facts, "dropped": dict(dropped or {})}
-    return _evaluate(entrants, target, conversations, config, output, identity, about, traffic=traffic,
-                     baselines=baselines, progress=progress)  # fmt: skip
+    facts |= {b.type: {**b.model_dump(mode="json"), "bytes": 0, "training": None} for b in asked.baselines}
+    about = {"drafter": {"name": ", ".join(names)}, "drafters": facts}
+    return _evaluate(entrants, target, asked, identity, about)
 
 
 def parse_baselines(text: str) -> tuple[AnyDrafterConfig, ...]:
@@ -103,53 +110,57 @@ def parse_baselines(text: str) -> tuple[AnyDrafterConfig, ...]:
     return tuple(known[name] for name in names)
 
 
-def _evaluate(entrants: Mapping[str, Entrant], target: Target, conversations: Sequence[Conversation],
-              config: AcceptanceConfig, output: Path, identity: dict[str, Any], about: dict[str, Any], *, traffic: str,
-              baselines: Sequence[AnyDrafterConfig], progress: bool) -> Path:  # fmt: skip
-    drafters: dict[str, Drafter] = {b.type: family_of(b)(b) for b in baselines}
+def _evaluate(entrants: Mapping[str, Entrant], target: Target, asked: Asked, identity: dict[str, Any],
+              about: Mapping[str, Any]) -> Path:  # fmt: skip
+    """``identity``: what raw samples are recognised by; ``about``: the drafters' part of the document's context."""
+    config, raw, path = asked.config, asked.output / "evaluation", asked.output / REPORT_FILE
+    drafters: dict[str, Drafter] = {b.type: family_of(b)(b) for b in asked.baselines}
     drafters |= {name: entrant.drafter for name, entrant in entrants.items()}
     folders = {name: entrant.contents.folder for name, entrant in entrants.items()}
     measured = resolve(config.trees, drafters, folders, config.samplers)
     left_out = unfillable(drafters, config.k, config.trees, measured)
     for draft in left_out:
         print(f"note: {draft}", flush=True)
-    identity |= {"baselines": [b.model_dump(mode="json") for b in baselines]}
+    identity |= {"baselines": [b.model_dump(mode="json") for b in asked.baselines]}
     identity |= {"measured_trees": measured.identity()} if measured.trees else {}
-    raw = output / "evaluation"
     targets = {name: entrant.target for name, entrant in entrants.items() if entrant.target is not target}
     entries = contenders(drafters, config.k, config.trees, config.verification, leave_out=True, measured=measured,
                          targets=targets)  # fmt: skip
-    check_load(target, entries, conversations, config, raw, identity)
+    check_load(target, entries, asked.conversations, config, raw, identity)
     with working_in(raw):
-        found = measure(target, entries, conversations, config, raw, identity, progress=progress)
-        path = output / REPORT_FILE
+        found = measure(target, entries, asked.conversations, config, raw, identity, progress=asked.progress)
         if not processes().is_main_process:
             return path
-        chosen = in_order(conversations, config)[: found.count]
-        context = about | _context(target, config, found, traffic, chosen)
+        chosen = in_order(asked.conversations, config)[: found.count]
+        context = {**about, "dropped": dict(asked.dropped), **_context(target, asked, found, chosen)}
         context["target"] |= _origin(target, entrants.values())
-        given = conversations_digest(conversations)
+        given = conversations_digest(asked.conversations)
         context["traffic"]["chose_the_step"] = chose_the_step((e.manifest for e in entrants.values()), given)
         context["memory"] = {
             "target": weight_bytes(target.model),
             "drafters": {name: weight_bytes(drafter) for name, drafter in drafters.items()},
         }
         if config.load is not None:
-            context["load"] = load_block(target, entries, conversations, config, raw, identity, progress=progress)
+            context["load"] = load_block(target, entries, asked.conversations, config, raw, identity,
+                                         progress=asked.progress)  # fmt: skip
             context["request_rates"] = list(config.load.request_rates)
         context |= {"left_out": [asdict(draft) for draft in left_out]} if left_out else {}
-        forced, calibration = TeacherForced(), Calibration()
-        groups = gather(seen(found.samples(), forced.add, calibration.add))
-        context["teacher_forced"] = forced.rows()
-        context |= {"calibration": calibration.rows(), "draft_vocabulary": calibration.vocabulary_rows()}
         context["drift"] = {
             name: drift(name, entrant.original, entrant.target, chosen, config.max_new_tokens, raw / DRIFT_FILE)
             for name, entrant in entrants.items()
             if entrant.original is not None
         }
-        write_json(path, document_of(groups, context=context))
-        render_report(path, output)
+        write_json(path, _document(found, context))
+        render_report(path, asked.output)
         return path
+
+
+def _document(found: Measured, context: dict[str, Any]) -> dict[str, Any]:
+    """The acceptance document of all samples, which are read once."""
+    forced, calibration = TeacherForced(), Calibration()
+    groups = gather(seen(found.samples(), forced.add, calibration.add))
+    context |= {"teacher_forced": forced.rows(), "calibration": calibration.rows()}
+    return document_of(groups, context={**context, "draft_vocabulary": calibration.vocabulary_rows()})
 
 
 def _origin(target: Target, entrants: Iterable[Entrant]) -> dict[str, Any]:
@@ -161,18 +172,17 @@ def _origin(target: Target, entrants: Iterable[Entrant]) -> dict[str, Any]:
     return {"derived_from": {"name": record.name and shown_name(record.name), "weights": record.weights_digest}}
 
 
-def _context(target: Target, config: AcceptanceConfig, found: Measured, traffic: str,
-             chosen: Sequence[Conversation]) -> dict[str, Any]:  # fmt: skip
+def _context(target: Target, asked: Asked, found: Measured, chosen: Sequence[Conversation]) -> dict[str, Any]:
     identity = target.identity()
     return {
         "target": {"name": shown_name(target.name),
                    "architecture": identity.architecture, "weights": identity.weights_digest},
-        "traffic": {"name": traffic, "conversations": len(chosen), "digest": conversations_digest(chosen)},
+        "traffic": {"name": asked.traffic, "conversations": len(chosen), "digest": conversations_digest(chosen)},
         "device": {"name": device_name(target.device), "threads": found.threads,
                    "dtype": str(target.dtype).removeprefix("torch.")},
         "processes": found.processes,
         "stopped_early": found.stopped_early,
         "versions": {name: version(name) for name in (*LIBRARIES, "accelerate", "tokenizers")},
-        "max_new_tokens": config.max_new_tokens,
-        "seed": config.seed,
+        "max_new_tokens": asked.config.max_new_tokens,
+        "seed": asked.config.seed,
     }  # fmt: skip

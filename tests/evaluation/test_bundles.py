@@ -16,7 +16,7 @@ from spectrain.drafters.medusa import MedusaConfig
 from spectrain.drafters.ngram import NgramConfig
 from spectrain.errors import SpectrainError
 from spectrain.evaluation import acceptance
-from spectrain.evaluation.bundles import compare_bundles, evaluate_bundle, parse_baselines
+from spectrain.evaluation.bundles import Asked, compare_bundles, evaluate_bundle, parse_baselines
 from spectrain.evaluation.contenders import AcceptanceConfig
 from spectrain.evaluation.document import read_document
 from spectrain.evaluation.entrants import names_of, resolve_bundles
@@ -59,8 +59,18 @@ def chats(finished_run):
 @pytest.fixture(scope="module")
 def compare(bundles, chat_target, chats):
     def compare(output):
-        return compare_bundles(resolve_bundles(bundles), chat_target, chats, CONFIG, output, traffic="heldout.jsonl",
-                               baselines=(NgramConfig(), LookaheadConfig()), progress=False)  # fmt: skip
+        return compare_bundles(
+            resolve_bundles(bundles),
+            chat_target,
+            Asked(
+                chats,
+                CONFIG,
+                output,
+                traffic="heldout.jsonl",
+                baselines=(NgramConfig(), LookaheadConfig()),
+                progress=False,
+            ),
+        )
 
     return compare
 
@@ -75,7 +85,9 @@ def test_a_context_without_room_for_batches_is_refused_before_anything_is_measur
 ):
     config = CONFIG.model_copy(update={"load": LoadConfig(batch=(1,), context=(256,))})
     with pytest.raises(SpectrainError, match="--context 256: with 4 tokens to verify that is 260"):
-        evaluate_bundle(Path(bundles[0]), chat_target, chats, config, tmp_path, traffic="heldout.jsonl", progress=False)
+        evaluate_bundle(
+            Path(bundles[0]), chat_target, Asked(chats, config, tmp_path, traffic="heldout.jsonl", progress=False)
+        )
     assert list(tmp_path.iterdir()) == []
 
 
@@ -87,7 +99,9 @@ def test_batches_measured_with_other_settings_are_refused_before_anything_else_i
         (tmp_path / "evaluation" / name).write_text("{}\n", encoding="utf-8")
     config = CONFIG.model_copy(update={"load": LoadConfig(batch=(1,))})
     with pytest.raises(SpectrainError, match=r"load\.jsonl was measured with other settings"):
-        evaluate_bundle(Path(bundles[0]), chat_target, chats, config, tmp_path, traffic="heldout.jsonl", progress=False)
+        evaluate_bundle(
+            Path(bundles[0]), chat_target, Asked(chats, config, tmp_path, traffic="heldout.jsonl", progress=False)
+        )
     assert not list(tmp_path.rglob("samples*"))
 
 
@@ -172,7 +186,9 @@ def test_an_output_of_other_bundles_is_refused(bundles, compared, chat_target, c
     before = (output / "acceptance.json").read_bytes()
 
     def again():
-        compare_bundles(resolve_bundles(bundles[:2]), chat_target, chats, CONFIG, output, traffic="t", progress=False)
+        compare_bundles(
+            resolve_bundles(bundles[:2]), chat_target, Asked(chats, CONFIG, output, traffic="t", progress=False)
+        )
 
     message = refusal(again)
     assert "measured with other settings" in message
@@ -183,8 +199,18 @@ def test_an_output_of_other_bundles_is_refused(bundles, compared, chat_target, c
 def test_a_bundle_by_itself_leaves_out_what_it_cannot_fill_and_has_no_leaderboard(
     bundles, chat_target, chats, tmp_path, capsys
 ):
-    path = evaluate_bundle(Path(bundles[2]), chat_target, chats[:1], CONFIG.model_copy(update={"trees": ()}), tmp_path,
-                           traffic="t", baselines=(NgramConfig(),), progress=False)  # fmt: skip
+    path = evaluate_bundle(
+        Path(bundles[2]),
+        chat_target,
+        Asked(
+            chats[:1],
+            CONFIG.model_copy(update={"trees": ()}),
+            tmp_path,
+            traffic="t",
+            baselines=(NgramConfig(),),
+            progress=False,
+        ),
+    )
     document = read_document(path)
     names = [c["contender"] for c in document["samplers"][0]["contenders"]]
     assert names == ["plain", "ngram k=2", "ngram k=3", "medusa k=2"]
@@ -199,8 +225,11 @@ def test_the_settings_tell_the_draft_vocabulary_that_the_bundle_has(bundles, cha
     rows = {}
     for name, folder in folders.items():
         output = tmp_path / f"report-{name}"
-        evaluate_bundle(Path(folder), chat_target, chats[:1], CONFIG.model_copy(update={"trees": ()}), output,
-                        traffic="t", progress=False)  # fmt: skip
+        evaluate_bundle(
+            Path(folder),
+            chat_target,
+            Asked(chats[:1], CONFIG.model_copy(update={"trees": ()}), output, traffic="t", progress=False),
+        )
         lines = (output / "report.md").read_text(encoding="utf-8").splitlines()
         rows[name] = [line for line in lines if line.startswith("| drafter draft vocab size")]
     taken = f"| drafter draft vocab size | {chat_target.tokenizer_size} |"

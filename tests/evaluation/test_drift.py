@@ -19,7 +19,7 @@ from spectrain.drafters.medusa import MedusaConfig, MedusaDrafter
 from spectrain.drafters.ngram import NgramConfig
 from spectrain.errors import SpectrainError
 from spectrain.evaluation import drift as module
-from spectrain.evaluation.bundles import compare_bundles, evaluate_bundle
+from spectrain.evaluation.bundles import Asked, compare_bundles, evaluate_bundle
 from spectrain.evaluation.contenders import AcceptanceConfig
 from spectrain.evaluation.document import read_document
 from spectrain.evaluation.drift import ANSWERS, drift, drift_table, law_distances
@@ -123,8 +123,11 @@ def test_kinds_are_means_a_token_and_parents_are_unions():
 @pytest.fixture(scope="module")
 def compared(runs, chat_target, chats, tmp_path_factory):
     folders = resolve_bundles([str(runs / name / "bundle") for name in ("frozen", "moved")])
-    return compare_bundles(folders, chat_target, chats, CONFIG, tmp_path_factory.mktemp("out"), traffic="t",
-                           baselines=(NgramConfig(),), progress=False)  # fmt: skip
+    return compare_bundles(
+        folders,
+        chat_target,
+        Asked(chats, CONFIG, tmp_path_factory.mktemp("out"), traffic="t", baselines=(NgramConfig(),), progress=False),
+    )
 
 
 def names(runs):
@@ -190,8 +193,11 @@ def test_measured_again_it_is_read_and_not_measured(compared, runs, chat_target,
     before = read_document(compared)
     monkeypatch.setattr(module, "law_distances", lambda *_: pytest.fail("measured again"))
     folders = resolve_bundles([str(runs / name / "bundle") for name in ("frozen", "moved")])
-    path = compare_bundles(folders, chat_target, chats, CONFIG, compared.parent, traffic="t",
-                           baselines=(NgramConfig(),), progress=False)  # fmt: skip
+    path = compare_bundles(
+        folders,
+        chat_target,
+        Asked(chats, CONFIG, compared.parent, traffic="t", baselines=(NgramConfig(),), progress=False),
+    )
     assert read_document(path)["drift"] == before["drift"]
 
 
@@ -238,7 +244,7 @@ def test_without_the_original_drift_is_not_measured_and_that_is_said(moved, fini
 
 def test_the_original_is_enough_for_a_run(moved, chat_target, chats, tmp_path):
     """A run holds the original alone."""
-    path = evaluate_bundle(moved, chat_target, chats[:2], CONFIG, tmp_path, traffic="t", progress=False)
+    path = evaluate_bundle(moved, chat_target, Asked(chats[:2], CONFIG, tmp_path, traffic="t", progress=False))
     document = read_document(path)
     assert document["context"]["target"]["weights"] == read_manifest(moved).target.weights_digest
     assert document["drift"]["medusa"]["by_kind"]["everything"]["conversations"] == 2
@@ -263,12 +269,12 @@ def test_a_bundle_of_a_strangers_original_is_refused(runs, moved, chat_target, c
         with pytest.raises(SpectrainError, match=r"other does not belong to the target of .* weights_digest"):
             resolve_bundles([str(first), str(other)])
     with pytest.raises(SpectrainError, match="does not fit this target"):
-        evaluate_bundle(other, chat_target, chats[:1], CONFIG, tmp_path / "out", traffic="t", progress=False)
+        evaluate_bundle(other, chat_target, Asked(chats[:1], CONFIG, tmp_path / "out", traffic="t", progress=False))
 
 
 def test_an_original_that_is_none_is_refused(moved, own, chats, tmp_path):
     with pytest.raises(SpectrainError, match="was not derived from"):
-        evaluate_bundle(moved, own, chats[:1], CONFIG, tmp_path, traffic="t", original=own, progress=False)
+        evaluate_bundle(moved, own, Asked(chats[:1], CONFIG, tmp_path, traffic="t", progress=False), original=own)
 
 
 def test_bundles_share_the_original_or_a_moved_target(runs, moved, own, chat_target, tmp_path):
@@ -284,7 +290,7 @@ def test_bundles_share_the_original_or_a_moved_target(runs, moved, own, chat_tar
 def test_a_target_derived_from_another_bundles_is_told_apart(moved, own, chats, tmp_path):
     """Both lie in a folder that is called target."""
     bundle = save(tmp_path / "again" / "bundle", moved / "target", JOINT, size=0.2, seed=1)
-    path = evaluate_bundle(bundle, own, chats[:2], CONFIG, tmp_path / "out", traffic="t", progress=False)
+    path = evaluate_bundle(bundle, own, Asked(chats[:2], CONFIG, tmp_path / "out", traffic="t", progress=False))
     document = read_document(path)
     assert document["context"]["target"]["name"] == "again/bundle/target"
     assert document["context"]["target"]["derived_from"]["name"] == "moved/bundle/target"

@@ -155,7 +155,9 @@ def evaluated(big, tmp_path, monkeypatch, counted):
 
         monkeypatch.setattr(entrants, "load_drafter", load)
         config = AcceptanceConfig(k=k, samplers=samplers, max_new_tokens=TOKENS, seeds=1)
-        path = bundles.evaluate_bundle(bundle, target, conversations, config, tmp_path, traffic="known", progress=False)
+        path = bundles.evaluate_bundle(
+            bundle, target, bundles.Asked(conversations, config, tmp_path, traffic="known", progress=False)
+        )
         return read_document(path), (tmp_path / "report.md").read_text(encoding="utf-8")
 
     return evaluated

@@ -8,7 +8,7 @@ from spectrain import cli
 from spectrain.data.conversations import load_conversations
 from spectrain.drafters.ngram import NgramConfig
 from spectrain.evaluation import acceptance, load
-from spectrain.evaluation.bundles import evaluate_bundle
+from spectrain.evaluation.bundles import Asked, evaluate_bundle
 from spectrain.evaluation.contenders import AcceptanceConfig
 from spectrain.evaluation.document import read_document
 from spectrain.evaluation.load_config import LoadConfig
@@ -26,8 +26,11 @@ def evaluate(finished_run, chat_target, tmp_path_factory):
 
     def evaluate(output, **settings):
         config = CONFIG.model_copy(update={"load": LOAD.model_copy(update=settings)})
-        path = evaluate_bundle(bundle, chat_target, chats, config, output, traffic="heldout.jsonl",
-                               baselines=(NgramConfig(),), progress=False)  # fmt: skip
+        path = evaluate_bundle(
+            bundle,
+            chat_target,
+            Asked(chats, config, output, traffic="heldout.jsonl", baselines=(NgramConfig(),), progress=False),
+        )
         return read_document(path)
 
     return evaluate

@@ -13,7 +13,7 @@ from spectrain.drafters.eagle3 import Eagle3Config
 from spectrain.drafters.medusa import MedusaConfig
 from spectrain.drafters.ngram import NgramConfig
 from spectrain.errors import SpectrainError
-from spectrain.evaluation.bundles import compare_bundles, evaluate_bundle
+from spectrain.evaluation.bundles import Asked, compare_bundles, evaluate_bundle
 from spectrain.evaluation.contenders import AcceptanceConfig, contenders
 from spectrain.evaluation.document import read_document
 from spectrain.evaluation.entrants import resolve_bundles
@@ -62,8 +62,11 @@ def write(folder, by_sampler):
 @pytest.fixture
 def compare(bundles, chat_target, chats, tmp_path):
     def compare(config=CONFIG):
-        return compare_bundles(resolve_bundles(bundles), chat_target, chats, config, tmp_path / "out", traffic="t",
-                               baselines=(NgramConfig(),), progress=False)  # fmt: skip
+        return compare_bundles(
+            resolve_bundles(bundles),
+            chat_target,
+            Asked(chats, config, tmp_path / "out", traffic="t", baselines=(NgramConfig(),), progress=False),
+        )
 
     return compare
 
@@ -131,8 +134,13 @@ def test_where_no_bundle_has_a_tree_it_is_refused(compare, bundles, tmp_path):
 
 
 def test_a_bundle_by_itself(bundles, chat_target, chats, tmp_path):
-    path = evaluate_bundle(Path(bundles[1]), chat_target, chats, CONFIG.model_copy(update={"samplers": (Sampler(),)}),
-                           tmp_path / "out", traffic="t", progress=False)  # fmt: skip
+    path = evaluate_bundle(
+        Path(bundles[1]),
+        chat_target,
+        Asked(
+            chats, CONFIG.model_copy(update={"samplers": (Sampler(),)}), tmp_path / "out", traffic="t", progress=False
+        ),
+    )
     (block,) = read_document(path)["samplers"]
     assert [c["contender"] for c in block["contenders"]] == ["plain", "medusa k=2", f"medusa {NAME}"]
 
