@@ -7,8 +7,8 @@ import argparse
 from typing import Any, NoReturn
 
 from spectrain.errors import SpectrainError
-from spectrain.exact.cost import LONGEST
 from spectrain.places import check_writable
+from spectrain.settings import LONGEST
 
 RECIPE = "my.yaml"
 DONE = "0 done; 1 disk or permissions"

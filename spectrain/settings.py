@@ -6,6 +6,7 @@ gives the names of here to ``first_difference``.
 
 from __future__ import annotations
 
+LONGEST = 64  # draft tokens a round that anybody may ask for
 Names = dict[str, str]
 
 # What is measured, by the field of its settings; the flags are those of spectrain evaluate and compare.

@@ -15,8 +15,8 @@ from spectrain.errors import SpectrainError
 from spectrain.evaluation.leaves import LOSSY, PLAIN
 from spectrain.evaluation.load_config import LoadConfig
 from spectrain.evaluation.measured_trees import NO_RANKS, NONE, WRITTEN, MeasuredTree, Resolved
-from spectrain.exact.cost import LONGEST
 from spectrain.exact.sampler import Sampler
+from spectrain.settings import LONGEST
 from spectrain.shapes import Chain, DynamicTree, Shape, StaticTree, check_shape
 from spectrain.target import Target
 

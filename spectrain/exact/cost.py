@@ -11,8 +11,6 @@ from itertools import pairwise
 
 from spectrain.errors import SpectrainError
 
-LONGEST = 64  # draft tokens a round that are measured or planned with, at most
-
 
 @dataclass(frozen=True)
 class Choice:
