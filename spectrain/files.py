@@ -15,8 +15,6 @@ from typing import Any, TypeVar
 
 FULL = (errno.ENOSPC, errno.EDQUOT)  # a full disk is no wrong place
 WRITING = "while writing "  # a note on an error, of the file or folder that is not complete
-
-
 T = TypeVar("T")
 
 

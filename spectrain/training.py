@@ -116,10 +116,8 @@ class Trainer:
         last: dict[str, Any] = {}
         quiet = not self.accelerator.is_main_process
         every = self.config.checkpoint_every
-        with (
-            self.checkpoints.telling_when_stopped(lambda: bar.n, self.total_steps, every),
-            tqdm(total=self.total_steps, initial=done, desc="train", unit="step", disable=quiet) as bar,
-        ):
+        bar = tqdm(total=self.total_steps, initial=done, desc="train", unit="step", disable=quiet)
+        with self.checkpoints.telling_when_stopped(lambda: bar.n, self.total_steps, every), bar:
             for planned in self.curriculum.steps(done):
                 if self.selection.exhausted(self.config.patience):
                     break
